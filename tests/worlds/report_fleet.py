@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_baselines
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_baselines, load_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.cells import Side
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.published import read_published
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import RunContext
@@ -27,6 +27,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary impo
     build_summary,
     collect,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.decode import decode_step
 
 from tests.worlds.bench_samples import (
     COMMIT,
@@ -34,11 +35,13 @@ from tests.worlds.bench_samples import (
     GPU_MODELS,
     IMAGE,
     entry,
+    instance_plan,
     node_state,
     run,
     serve_result,
     variables,
 )
+from tests.worlds.fit_world import engine, model
 
 MODEL = "amd/Llama-3.3-70B-Instruct-FP8-KV"
 SHAPES = ((8192, 1024, 1.5), (1024, 1024, 1.0))
@@ -49,11 +52,24 @@ SLOS = [
 ]
 
 
+def llama_step(width: int) -> dict[str, Any]:
+    """INSTANCE.decode_step of the model on MI300X."""
+    shape = model(
+        "meta-llama/Llama-3.1-70B", quantization_config={"quant_method": "fp8", "ignore": ["lm_head"]}
+    )
+    gpu = load_gpus().by_name("MI300X")
+    assert gpu
+    step = decode_step(shape, engine(tp=width, kv_cache_dtype="fp8"), gpu.peak_of("SPX"))
+    assert step
+    return step.to_json()
+
+
 @cache
 def pattern(width: int) -> tuple[MeasuredRun, ...]:
     """The runs of one instance on `width` GPUs under every load: the others are made from them."""
     gpus = tuple(range(width))
     entries = []
+    step = llama_step(width)
     for length_in, length_out, work in SHAPES:
         for kind, value in LOADS:
             runs = [
@@ -65,6 +81,7 @@ def pattern(width: int) -> tuple[MeasuredRun, ...]:
                     cell=f"in{length_in}-out{length_out}-{kind[0]}{value}",
                     shape={"input": length_in, "output": length_out}, load={"kind": kind, "value": value},
                     metric="output_throughput" if kind == "concurrency" else "median_tpot_ms",
+                    instance_plan=instance_plan("llama", 0, list(gpus), decode_step=step),
                 )
             )  # fmt: skip
     return collect(["n"], {"n": variables("n", entries)}, Redactor(), GPU_MODELS).runs

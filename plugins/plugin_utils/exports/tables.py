@@ -23,6 +23,8 @@ _SERVE = (
     ("TTFT p50 ms", "p50_ttft_ms"),
     ("TTFT p99 ms", "p99_ttft_ms"),
     ("TPOT p50 ms", "p50_tpot_ms"),
+    ("HBM %", "hbm_share"),
+    ("FLOP %", "flop_share"),
     ("Failed", "failed"),
 )
 _COLUMNS = {
@@ -90,10 +92,14 @@ def _table(kind: str, rows: Sequence[Row]) -> str:
     lines = [heads, ["---", "---", *["---:"] * (len(heads) - 2)]]
     for row in rows:
         cells = [f"{row.get('host')}/{row.get('instance')}", cell_name(row), _number(row.get("runs"))]
-        cells += [_number(row.get(key)) for _name, key in columns]
+        cells += [_column(name, row.get(key)) for name, key in columns]
         spread = row.get("cv")
         lines.append([_text(cell) for cell in (*cells, "" if spread is None else f"{spread * 100:.1f} %")])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _column(name: str, value: Any) -> str:
+    return _number(value * 100 if name.endswith("%") and value is not None else value)
 
 
 def _number(value: Any) -> str:

@@ -11,6 +11,7 @@ from ...module_utils.common.bench_metrics import METRICS
 from ...module_utils.common.errors import natural
 from ...module_utils.common.intervals import median_interval, variation
 from ..measurement.client_bound import client_bound
+from .roofline import KEYS
 from .rows import UNMEASURED, Row
 from .telemetry import most_throttled
 
@@ -24,6 +25,7 @@ _SUMMED_UP = (
     "steady_share",
     "power_w",
     "joules_per_output_token",
+    *KEYS,
 )
 _ERRORS = ("ecc_uncorrectable", "ecc_uncorrectable_new", "ecc_correctable_new")
 

@@ -15,13 +15,18 @@ from .gpu_spread import MOST_LANES, gpu_readings, lanes, spread_table
 from .load_plots import PHONE, interactivity_plot
 from .loads import Curve, Hosts, LoadFigures, curves
 from .spread_plot import spread_plot
-from .tables import table, total_of
+from .tables import EN_DASH, TIMES, table, total_of
 
 Row = Mapping[str, Any]
 _TITLES = {
     "concurrency": "Throughput per GPU against interactivity",
     "rate": "Throughput per GPU against interactivity, at request rates",
 }
+ROOFLINE = (
+    "Roofline. HBM: what a GPU must read in a decode step (weights, touched experts, KV cache) / "
+    f"(median TPOT {TIMES} peak bandwidth). FLOP: 2 {TIMES} active parameters {TIMES} tokens/s / "
+    f"(GPUs {TIMES} peak dense FLOPS of their data types)."
+)
 _POINTS = {
     "concurrency": "at the points: requests in flight at each instance",
     "rate": "at the points: requests/s sent to each instance",
@@ -40,7 +45,18 @@ def loads_section(
         own = [curve for curve in found if curve.kind == kind]
         if sum(len(curve.points) for curve in own) > 1:
             plots.append(_curves_plot(f"curves-{kind}-{identity}", title, own, slos))
-    return {"plots": plots, "table": _table(figures, slos)}
+    return {"plots": plots, "table": _table(figures, slos), "note": roofline_text(figures)}
+
+
+def roofline_text(figures: Sequence[LoadFigures]) -> str:
+    """Return how the shares of the roofline are computed and why some are missing; "" if all are, as without a GPU."""
+    missing = dict.fromkeys(
+        str(row["roofline_note"]) for item in figures for row in item.rows if row["roofline_note"]
+    )
+    if all(item.hbm is None and item.flop is None for item in figures):
+        return ""
+    lacks = f" {EN_DASH}: {'; '.join(missing)}." if missing else ""
+    return f"{ROOFLINE}{lacks}"
 
 
 def gpus_section(
@@ -107,7 +123,9 @@ def _table(figures: Sequence[LoadFigures], slos: Sequence[Mapping[str, Any]]) ->
         ("p99", "ms", "TPOT, ms"),
     ]
     with_power = any(item.power_w is not None for item in figures)
+    with_roofline = any(item.hbm is not None or item.flop is not None for item in figures)
     columns += [("W per GPU", "rate"), ("J per token", "rate")] if with_power else []
+    columns += [("HBM", "share", "Roofline"), ("FLOP", "share", "Roofline")] if with_roofline else []
     columns += [(slo["name"], "rate", "Requests/s within the SLO") for slo in slos]
     columns += ["Failed", "Runs"]
     rows = [
@@ -124,6 +142,7 @@ def _table(figures: Sequence[LoadFigures], slos: Sequence[Mapping[str, Any]]) ->
                     for stat in ("p50", "p99")
                 ),
                 *([item.power_w, item.joules] if with_power else []),
+                *([item.hbm, item.flop] if with_roofline else []),
                 *(_goodput(item.rows, slo["name"]) for slo in slos),
                 total_of(item.rows, "failed"),
                 _range([row["runs"] for row in item.rows]),

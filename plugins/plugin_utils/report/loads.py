@@ -16,6 +16,7 @@ from typing import Any
 from ...module_utils.common.intervals import median_interval
 from ..measurement.commands import options
 from ..outliers.evidence import physical
+from .cell_summary import median
 from .tables import total_of
 from .titles import by_cell
 
@@ -53,6 +54,7 @@ class LoadFigures:
         per_user: interactivity, median over the instances
         power_w: of one GPU; None unless it is valid for all instances
         joules: for each output token, likewise
+        hbm, flop: shares of the roofline, medians over the instances
     """
 
     rows: Sequence[Row]
@@ -61,6 +63,8 @@ class LoadFigures:
     per_user: Interval | None
     power_w: float | None
     joules: float | None
+    hbm: float | None
+    flop: float | None
 
     @property
     def cell(self) -> str:
@@ -130,6 +134,8 @@ def _figures(rows: Sequence[Row], runs: Sequence[Sequence[Row]], hosts: Hosts) -
         per_user=_per_user(rows, runs),
         power_w=power / gpus if power is not None and gpus else None,
         joules=power / output if power is not None and output else None,
+        hbm=median([row["hbm_share"] for row in rows]),
+        flop=median([row["flop_share"] for row in rows]),
     )
 
 

@@ -17,6 +17,7 @@ from ..measurement.cells import Side
 from ..text import plural
 from .around import RunContext
 from .beside import accuracy_section, previous_section, published_section
+from .cell_summary import median
 from .glance import glance
 from .gpu_findings import GpuFinding, gpu_findings, headline, unjudged
 from .hosts import hosts_view, reproduction
@@ -25,7 +26,7 @@ from .loads import gpu_count, load_figures
 from .outliers import NodeSpeed, node_speeds, speeds
 from .sections import Pairs, deployment_section, nodes_section, offline_sections
 from .slo_searches import is_probe, search_section, totals
-from .tables import UNKNOWN, count, ms, rate, signed, total_of
+from .tables import UNKNOWN, count, ms, rate, share, signed, total_of
 from .titles import headline_rows, notes
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
@@ -185,6 +186,9 @@ def _cards(
         if known:
             note = "median of the instances" if len(known) > 1 else ""
             cards.append(_card(label, ms(statistics.median(known)), note))
+    if (hbm := median([row["hbm_share"] for row in best])) is not None:
+        flop = median([row["flop_share"] for row in best])
+        cards.append(_card("HBM roofline, decoding", share(hbm), f"FLOP roofline {share(flop)}"))
     if output and best and all(row["power_w"] is not None for row in best):
         watts = total_of(best, "power_w") or 0.0
         cards.append(_card("J per output token", rate(watts / output), f"{rate(watts / gpus)} W per GPU"))

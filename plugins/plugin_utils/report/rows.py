@@ -16,6 +16,7 @@ from ..measurement.goodput import LatencyLimits
 from ..measurement.percentiles import without_unsupported
 from ..measurement.requests import LoadPoint, unpack_lists
 from ..measurement.run_fields import run_fields
+from .roofline import roofline
 from .telemetry import telemetry_columns
 
 Row = dict[str, Any]
@@ -26,7 +27,7 @@ UNMEASURED = (
     "prefix_hit_rate",
     "acceptance_length",
 )
-"""Keys of a row that need more than the client's result."""
+"""Keys of a row that need more than the client's result; from 0.14.0 on, it has the acceptance length."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,14 @@ def run_rows(
             "seconds": number(run.get("seconds")),
             **without_unsupported(metrics),
             **dict.fromkeys(UNMEASURED),
+            "acceptance_length": number(result.get("spec_decode_acceptance_length")),
             **telemetry_columns(run, metrics),
             **_of_requests({**result, **(detail or {})}, shared["load"], entry, run),
             **reproduction,
             "versions": dict(versions),
             "other": other_scalars(result),
         }
+        row |= roofline(row, instance_plan(entry).get("decode_step"))
         yield MeasuredRun(redact.data(row), finite(redact.data(result)), detail, run.get("error"))
 
 

@@ -46,13 +46,18 @@ def spread(share: float | None, sign: str = "±") -> str:
     return UNKNOWN if share is None else f"{sign}{share * 100:.1f}%"
 
 
+def share(value: float | None) -> str:
+    """Return a share (0.31) as a percentage of two digits at least: 31% · 4.2%; a dash if it is unknown."""
+    return UNKNOWN if value is None else f"{value * 100:.{0 if value >= 0.1 else 1}f}%"
+
+
 def table(
     caption: str, columns: Sequence[Any], rows: Sequence[Mapping[str, Any]], closed: bool = False
 ) -> dict[str, Any]:
     """Return a table for the template.
 
     A column is its label, or (label, format) or (label, format, group); the format is "rate", "ms", "percent" (signed),
-    "spread" (a share, shown as a percentage) or "count". Cells are text or numbers; the numbers of a column, and of a
+    "spread" or "share" (shown as percentages) or "count". Cells are text or numbers; the numbers of a column, and of a
     group, have the same decimals. `closed` tables start folded.
     """
     heads = [_head(column) for column in columns]
@@ -115,6 +120,8 @@ def _cell(value: Any, form: str, decimals: int) -> str:
         return f"{sign}{abs(rounded):.1f}%"
     if form == "spread":
         return spread(value, sign="")
+    if form == "share":
+        return share(value)
     if form == "count":
         return f"{value:,.0f}"
     return f"{value:,.{decimals}f}"

@@ -134,6 +134,9 @@ def test_markdown_keeps_loads_apart() -> None:
     titles = re.findall("^## (.*)$", text, re.MULTILINE)
     assert titles == ["Serving at a concurrency", "Serving at a request rate"]
     assert "| n1/llama-0 | in1024-out1024-c128 | 3 | 3,200.0 |" in text
+    text = made("markdown", suite_results(hbm_share=0.314, flop_share=0.0123))["benchmarks.md"]
+    assert "| HBM % | FLOP % | Failed | CV |" in text
+    assert "| 31.4 | 1.2 | 0 | 0.4 % |" in text
 
 
 def test_a_sweep_has_vllms_layout_and_keys() -> None:

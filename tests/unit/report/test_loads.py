@@ -12,6 +12,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.gpu_spread i
     gpu_readings,
     lanes,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.load_sections import (
+    ROOFLINE,
+    roofline_text,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.loads import (
     Interval,
     curves,
@@ -34,7 +38,7 @@ def row(host: str = "n1", output: float = 1000.0, tpot: float = 20.0, **more: An
     found = {
         "host": host, "instance": "a-0", "kind": "serve", **cell, "gpus": [0, 1], "serve_command": "vllm serve m",
         "output_throughput": output, "median_tpot_ms": tpot, "metric": "output_throughput", "interval": None,
-        "power_w": None,
+        "power_w": None, "hbm_share": None, "flop_share": None, "roofline_note": None,
     }  # fmt: skip
     return found | more
 
@@ -108,6 +112,16 @@ def test_power_of_all_instances_or_none() -> None:
     (found,) = load_figures(rows, [], {})
     assert (found.power_w, found.joules) == (600.0, 1.2)
     assert load_figures([rows[0], row("n2")], [], {})[0].power_w is None
+
+
+def test_shares_of_the_roofline_are_medians_of_the_instances() -> None:
+    rows = [row("n1", hbm_share=0.3, flop_share=0.05), row("n2", hbm_share=0.4), row("n3", hbm_share=0.8)]
+    (found,) = load_figures(rows, [], {})
+    assert (found.hbm, found.flop) == (0.4, 0.05)
+    assert roofline_text([found]) == f"{ROOFLINE}"
+    lacking = load_figures([row(hbm_share=0.3, roofline_note="so"), row("n2", roofline_note="so")], [], {})
+    assert roofline_text(lacking) == f"{ROOFLINE} –: so."  # noqa: RUF001
+    assert not roofline_text(load_figures([row(roofline_note="so")], [], {}))
 
 
 def test_gpus_by_address() -> None:

@@ -16,6 +16,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around impor
     read_run_context,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.beside import accuracy_section
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.load_sections import ROOFLINE
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report, report_view
 
 from tests.unit.report.test_report import Page
@@ -49,6 +50,23 @@ def test_the_curve_has_titles_units_loads_and_limits(ill: tuple[str, Page]) -> N
     assert {"SLO server: TPOT 100 ms", "SLO interactive: TPOT 30 ms"} <= set(words)
     assert [words.count(load) for load in ("4", "16", "256")] == [2, 2, 2]
     assert "requests/s sent to each instance" in ill[1].text  # rates have a figure of their own
+
+
+def test_the_table_of_loads_has_the_roofline(ill: tuple[str, Page]) -> None:
+    summary, around = page(16, 4)
+    view = report_view(summary, around)
+    table = view["deployments"][0]["loads"]["table"]
+    at = [head["label"] for head in table["heads"]].index("HBM")
+    assert [head["group"] for head in table["heads"][at : at + 2]] == ["Roofline", "Roofline"]
+    shares = {
+        row["cells"][0]["text"]: [cell["text"] for cell in row["cells"][at : at + 2]] for row in table["rows"]
+    }
+    # 17.6 GB of weights on each of 4 GPUs in 8.5 ms of 5.3 TB/s; at 256 requests, and their KV cache, in 69 ms.
+    assert shares["in1024-out1024-c4"] == ["40%", "1.2%"]
+    assert shares["in1024-out1024-c256"] == ["8.9%", "9.2%"]
+    assert view["deployments"][0]["loads"]["note"] == ROOFLINE
+    assert ROOFLINE in ill[1].text
+    assert re.search(r"HBM roofline, decoding [\d.]+% FLOP roofline [\d.]+%", ill[1].text)
 
 
 def test_the_page_is_whole_and_loads_nothing(ill: tuple[str, Page]) -> None:
