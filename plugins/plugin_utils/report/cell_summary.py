@@ -34,14 +34,21 @@ def cell_summaries(rows: Iterable[Row]) -> list[Row]:
     """Return one row for each (host, instance, kind, cell), in that order, with medians over its runs.
 
     runs: their number. cv: coefficient of variation of output_throughput. interval: 95 % interval of the median of the
-    cell's `metric`. Runs with failed requests, as of an engine that died, count only where there are no others. What a
-    median would hide is that of the worst run: failed requests, throttling, memory errors, invalid energy. `started` is
-    that of the first run.
+    cell's `metric`. Medians and intervals are those of counted_runs. What a median would hide is that of the worst run:
+    failed requests, throttling, memory errors, invalid energy. `started` is that of the first run.
     """
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["host"], row["instance"], row["kind"], row["cell"]), []).append(row)
     return [_summary(groups[key]) for key in sorted(groups, key=lambda key: [natural(part) for part in key])]
+
+
+def counted_runs(performed: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the runs of a cell on an instance that its figures are made of.
+
+    Runs with failed requests, as of an engine that died, count only where there are no others.
+    """
+    return [row for row in performed if not row.get("failed")] or performed
 
 
 def relative_half_width(row: Mapping[str, Any]) -> float | None:
@@ -53,7 +60,7 @@ def relative_half_width(row: Mapping[str, Any]) -> float | None:
 
 
 def _summary(performed: Sequence[Row]) -> Row:
-    runs = [row for row in performed if not row.get("failed")] or performed
+    runs = counted_runs(performed)
     first = min(runs, key=lambda row: (row["started"] or "", row["block"] or 0))
     keys = {key for row in runs for key in row}
     made = {**first, **dict.fromkeys(_OF_ONE_RUN)}

@@ -16,7 +16,7 @@ from typing import Any
 from ...module_utils.common.intervals import median_interval
 from ..measurement.commands import options
 from ..outliers.evidence import physical
-from .cell_summary import median
+from .cell_summary import counted_runs, median
 from .tables import total_of
 from .titles import by_cell
 
@@ -87,8 +87,9 @@ def load_figures(rows: Sequence[Row], runs: Sequence[Row], hosts: Hosts) -> list
     for run in runs:
         if run["kind"] == "serve":
             of_cell.setdefault((run["cell"], run["host"], run["instance"]), []).append(run)
+    counted = {key: counted_runs(performed) for key, performed in of_cell.items()}
     return [
-        _figures(own, [of_cell.get((row["cell"], row["host"], row["instance"]), []) for row in own], hosts)
+        _figures(own, [counted.get((row["cell"], row["host"], row["instance"]), []) for row in own], hosts)
         for own in by_cell(rows)
     ]
 

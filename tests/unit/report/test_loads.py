@@ -77,6 +77,16 @@ def test_sums_and_intervals_of_instances() -> None:
     assert found.per_user.half_width == pytest.approx(share * 2**0.5 / 2)
 
 
+def test_a_run_with_failed_requests_widens_no_interval() -> None:
+    """It is left out as in the median, unless there are no others."""
+    good = [row(output=output) for output in (990.0, 1000.0, 1010.0)]
+    died = row(output=100.0, failed=500)
+    (found,) = load_figures([row()], [*good, died], {})
+    assert found.per_gpu == load_figures([row()], good, {})[0].per_gpu
+    (failed,) = load_figures([row()], [{**run, "failed": 1} for run in good], {})
+    assert failed.per_gpu == found.per_gpu
+
+
 def test_without_enough_runs_there_is_no_interval() -> None:
     (found,) = load_figures([row()], [row(), row()], {})
     assert found.per_gpu == Interval(500.0)
