@@ -6,7 +6,7 @@ Documentation: plugins/modules/fleet_plan.py (`ansible-doc -t module instinct.fl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -57,6 +57,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import (
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import merge_probed
 
+SUITE_VARIABLES = ("benchmark_suite", "benchmark_suite_args")
 CLOCK_ERROR = 60
 """Seconds by which the clocks of the machines that playbooks run on may differ."""
 
@@ -86,7 +87,8 @@ class ActionModule(ControllerAction):
             slips += _wrong_datasets(knowledge, options, reader, names)
         slips += reader.token_problems(names) if offline else ()
         fleet = build_fleet(inputs, groups, load_gpus(), offline, slips)
-        options = {**options, "kinds": _kinds(knowledge, options)}
+        suites = _suites(options, reader, names)
+        options = {**options, "kinds": _kinds(knowledge, options, suites)}
         wrong = request.check_request(options, canary_rules(options).wrong())
         if wrong:
             raise FleetError(wrong)
@@ -120,8 +122,9 @@ class ActionModule(ControllerAction):
         held = tuple(host for found in foreign.values() for host in found) if locking else None
         live = request.requested_live(options, plan)
         todo = live_todo(data, live) if live else todo_hosts(news, plan.balancers, data, rollout, held, new)
-        if options["suite"]:
-            news = replace(news, warnings=(*news.warnings, *_checked_cells(knowledge, options, todo)))
+        if any(suites.values()):
+            cells = _checked_cells(knowledge, suites, options["kinds"], todo)
+            news = replace(news, warnings=(*news.warnings, *cells))
         lines = request.explain_request(options, plan, data, rollout, endpoint, others)
         text = "\n".join([explain(news, options["explain"]), *lines])
         self.show(f"\n{text}")
@@ -170,18 +173,23 @@ class ActionModule(ControllerAction):
 
 def _wrong_suites(knowledge: Knowledge, raw: Mapping[str, Mapping[str, Any]]) -> Iterable[Problem]:
     """Return what is wrong with the suites of the hosts' variables."""
-    if not any(request.VARIABLES["suite"] in given for given in raw.values()):
+    if not any(SUITE_VARIABLES[0] in given for given in raw.values()):
         return ()
     from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import wrong_suites
 
     return wrong_suites(knowledge, raw)
 
 
+def _measuring(options: Mapping[str, Any]) -> str | None:
+    """Return the operation of a run: BENCHMARK also of a deploy that measures."""
+    return BENCHMARK if options["measure"] else options["operation"]
+
+
 def _wrong_datasets(
     knowledge: Knowledge, options: Mapping[str, Any], reader: InventoryReader, names: Iterable[str]
 ) -> Iterable[Problem]:
     """Return what is wrong with the files of data sets that a run reads."""
-    measuring = BENCHMARK if options["measure"] else options["operation"]
+    measuring = _measuring(options)
     if measuring not in (BENCHMARK, UPGRADE):
         return ()
     from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import (
@@ -193,26 +201,39 @@ def _wrong_datasets(
     return wrong_datasets(knowledge, measuring, given)
 
 
-def _kinds(knowledge: Knowledge, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the kinds of benchmarks of a run. Raise FleetError for an unknown suite."""
-    if not options["suite"]:
+def _suites(
+    options: Mapping[str, Any], reader: InventoryReader, names: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """Return by what each host is measured: its suite, and what it leaves open; nothing of other runs."""
+    if _measuring(options) != BENCHMARK:
+        return {}
+    return {name: reader.values(name, SUITE_VARIABLES) for name in names}
+
+
+def _kinds(
+    knowledge: Knowledge, options: Mapping[str, Any], suites: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """Return the kinds of benchmarks of a run. Raise FleetError for suites that it cannot measure."""
+    if not any(suites.values()):
         return tuple(options["kinds"]) or ("serve",)
     from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import requested_kinds
 
-    return requested_kinds(knowledge, options["suite"], options["kinds"])
+    return requested_kinds(knowledge, suites, options["kinds"], options["measure"])
 
 
 def _checked_cells(
-    knowledge: Knowledge, options: Mapping[str, Any], todo: Iterable[Mapping[str, Any]]
+    knowledge: Knowledge,
+    suites: Mapping[str, Mapping[str, Any]],
+    kinds: Sequence[str],
+    todo: Iterable[Mapping[str, Any]],
 ) -> list[str]:
-    """Return the warnings of a suite. Raise FleetError with what would make its measurement fail."""
+    """Return the warnings of suites. Raise FleetError with what would make their measurement fail."""
     from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import (
         check_cells,
         measured_instances,
     )
 
-    instances = measured_instances(todo)
-    return check_cells(knowledge, options["suite"], options["kinds"], instances, options["suite_args"])
+    return check_cells(knowledge, suites, kinds, measured_instances(todo))
 
 
 def canary_rules(options: Mapping[str, Any]) -> CanaryTolerances:

@@ -176,22 +176,13 @@ options:
     default: false
   kinds:
     description:
-      - The benchmarks that V(benchmark) is to run. Without it, those of O(suite), and without a suite V(serve). The
-        others run on one host, so they leave out engines over several hosts.
+      - The benchmarks that V(benchmark) is to run. Without it, those of the hosts' C(benchmark_suite), and without a
+        suite V(serve). The others run on one host, so they leave out engines over several hosts.
+      - The suite of each host is checked for every instance before anything is drained.
     type: list
     elements: str
     choices: [serve, latency, throughput]
     default: []
-  suite:
-    description:
-      - The suite that a benchmark measures, a name in C(catalog/suites) or a path. It is checked for every instance
-        before anything is drained.
-    type: str
-    default: ""
-  suite_args:
-    description: What the suite leaves open, as in C(benchmark_suite_args) of the role C(instinct.fleet.benchmark).
-    type: dict
-    default: {}
   live:
     description:
       - Whether V(benchmark) measures through a load balancer and drains nothing. RV(todo) then names the hosts of the

@@ -49,8 +49,6 @@ VARIABLES = {
     "measure_timeout": "benchmark_timeout",
     "live": "live",
     "rate": "rate",
-    "suite": "benchmark_suite",
-    "suite_args": "benchmark_suite_args",
 }
 """Options that are given a variable of the operator, which says their type and default."""
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -12,6 +12,7 @@ from ...module_utils.common.errors import FleetError, Problem
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
 from .cells import CellSearch, SuiteCell, SuiteCells
+from .datasets import SUITE
 from .engine import EngineVariant, InstanceEngine, described, reachable, read_engine, runs, wanted_engine
 from .expand import OmittedCell, expand, shape_name
 from .overrides import parse_overrides
@@ -19,7 +20,6 @@ from .parse import read_suite
 from .render import Renderer
 from .suite import Group, Suite
 
-SUITE_VARIABLE = "benchmark_suite"
 MANY = 5
 """Reasons that one message has room for."""
 
@@ -75,7 +75,7 @@ def wrong_suites(knowledge: Knowledge, variables: Mapping[str, Mapping[str, Any]
     """
     chosen: dict[str, list[str]] = {}
     for host, given in variables.items():
-        name = given.get(SUITE_VARIABLE)
+        name = given.get(SUITE)
         if isinstance(name, str) and name and "{{" not in name:
             chosen.setdefault(name, []).append(host)
     for name, hosts in chosen.items():
@@ -83,7 +83,7 @@ def wrong_suites(knowledge: Knowledge, variables: Mapping[str, Mapping[str, Any]
             read_suite(knowledge, name)
         except FleetError as error:
             for item in error.problems:
-                yield Problem((SUITE_VARIABLE, *item.path), item.what, item.fix, tuple(hosts))
+                yield Problem((SUITE, *item.path), item.what, item.fix, tuple(hosts))
 
 
 def suite_cells(

@@ -7,46 +7,70 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...module_utils.common.errors import FleetError, Problem, host_names
-from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
 from .compose import suite_cells
+from .datasets import SUITE, SUITE_ARGS
 from .parse import read_suite
+from .suite import SERVE, Suite
 
 
-def requested_kinds(knowledge: Knowledge, name: str, asked: Sequence[str]) -> tuple[str, ...]:
-    """Return the kinds of benchmarks that a run measures by a suite: those that it asks for, else all.
+def requested_kinds(
+    knowledge: Knowledge,
+    variables: Mapping[str, Mapping[str, Any]],
+    asked: Sequence[str] = (),
+    new: bool = False,
+) -> tuple[str, ...]:
+    """Return the kinds of benchmarks of a run: those that it asks for, else those of its hosts' suites.
 
-    Raise FleetError for an unknown suite.
+    variables: SUITE of each host, evaluated. new: the run measures what it has just started, and what therefore serves.
+    Raise FleetError for an unknown suite, hosts with different kinds, and new instances that would have to stop.
     """
-    return tuple(asked) or tuple(dict.fromkeys(group.kind for group in read_suite(knowledge, name).groups))
+    if asked:
+        return tuple(asked)
+    hosts: dict[str, list[str]] = {}
+    for host, given in variables.items():
+        hosts.setdefault(str(given.get(SUITE) or ""), []).append(host)
+    kinds = {name: _kinds(read_suite(knowledge, name)) if name else (SERVE,) for name in hosts}
+    offline = [name for name in hosts if kinds[name] != (SERVE,)]
+    if new and offline:
+        raise FleetError([_stops(name, kinds[name], hosts[name]) for name in offline])
+    if len(set(kinds.values())) > 1:
+        raise FleetError([_different(hosts, kinds)])
+    return next(iter(kinds.values()), (SERVE,))
 
 
 def check_cells(
     knowledge: Knowledge,
-    name: str,
+    variables: Mapping[str, Mapping[str, Any]],
     kinds: Sequence[str],
     instances: Iterable[tuple[str, Mapping[str, Any]]],
-    overrides: Mapping[str, Value],
 ) -> list[str]:
-    """Return what a suite leaves out of each instance, and other warnings; equal ones of several instances once.
+    """Return what the suites of hosts leave out of each instance, and other warnings; equal ones of several hosts once.
 
-    instances: with their hosts. Raise FleetError with everything that would make the measurement fail.
+    variables: SUITE and SUITE_ARGS of each host, evaluated. instances: with their hosts. Raise FleetError with
+    everything that would make the measurement fail.
     """
-    suite = read_suite(knowledge, name)
+    read: dict[str, Suite] = {}
     problems: list[Problem] = []
-    warned: dict[str, dict[str, None]] = {}
+    warned: dict[tuple[str, str], dict[str, None]] = {}
     for host, instance in instances:
+        given = variables.get(host, {})
+        name = str(given.get(SUITE) or "")
+        if not name:
+            continue
+        suite = read.get(name) or read.setdefault(name, read_suite(knowledge, name))
+        overrides = {**(given.get(SUITE_ARGS) or {}), "kinds": list(kinds)}
         try:
-            cells = suite_cells(knowledge, suite, instance, {**overrides, "kinds": list(kinds)})
+            cells = suite_cells(knowledge, suite, instance, overrides)
         except FleetError as error:
             problems += (Problem(item.path, item.what, item.fix, (host,)) for item in error.problems)
             continue
         omitted = (f"{item.name} is left out. {item.reason}" for item in cells.omitted)
         for text in (*cells.warnings, *omitted):
-            warned.setdefault(text, {})[host] = None
+            warned.setdefault((suite.name, text), {})[host] = None
     if problems:
         raise FleetError(problems)
-    return [f"suite {suite.name}, {host_names(tuple(hosts))}: {text}" for text, hosts in warned.items()]
+    return [f"suite {name}, {host_names(tuple(hosts))}: {text}" for (name, text), hosts in warned.items()]
 
 
 def measured_instances(todo: Iterable[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -59,3 +83,31 @@ def measured_instances(todo: Iterable[Mapping[str, Any]]) -> list[tuple[str, Map
         groups = [*(args.get("instances", ()) for args in batches), plan.get("measure", ())]
         found += [(item["name"], instance) for group in groups for instance in group]
     return found
+
+
+def _kinds(suite: Suite) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(group.kind for group in suite.groups))
+
+
+def _stops(name: str, kinds: Sequence[str], hosts: Sequence[str]) -> Problem:
+    """Return that a suite cannot measure what has just been started."""
+    what = (
+        f"{name} has offline benchmarks ({', '.join(kinds)}), for which instances stop, and this run measures "
+        "instances that it has just started."
+    )
+    fix = (
+        "Add -e benchmark_suite=quick, or --skip-tags benchmark to measure nothing. Afterwards, benchmark.yml "
+        f"-e benchmark_suite={name} takes instances out of service and measures them."
+    )
+    return Problem((SUITE,), what, fix, tuple(hosts))
+
+
+def _different(hosts: Mapping[str, Sequence[str]], kinds: Mapping[str, Sequence[str]]) -> Problem:
+    """Return that hosts have suites of different kinds of benchmarks."""
+    each = [
+        f"{name or 'no suite'} ({', '.join(kinds[name])}) on {', '.join(some)}"
+        for name, some in hosts.items()
+    ]
+    what = f"a run has the same kinds of benchmarks on all hosts, and there are: {'; '.join(each)}."
+    fix = "Choose one for all of them with -e benchmark_suite=NAME, or the hosts of one with --limit."
+    return Problem((SUITE,), what, fix, tuple(host for some in hosts.values() for host in some))

@@ -283,8 +283,8 @@ def test_pins_are_resolved_once_and_kept(fleet: Fleet, tmp_path: Path) -> None:
 
 MEASURED = PLAYBOOK.replace(
     "        refresh:",
-    '        measure: true\n        suite: "{{ benchmark_suite }}"\n'
-    '        suite_args: "{{ benchmark_suite_args | default({}) }}"\n        refresh:',
+    '        measure: "{{ fleet_operation is not defined }}"\n'
+    '        operation: "{{ fleet_operation | default(omit) }}"\n        refresh:',
 )
 
 
@@ -304,8 +304,26 @@ def test_a_suite_is_checked_for_what_a_run_measures(fleet: Fleet) -> None:
     assert "hosts n1, n2" in run.stdout
     assert "p99.99 needs" in run.stdout
 
-    assert fleet.run("-e", "benchmark_suite=seed-latency", playbook_text=MEASURED).returncode == 0
-    assert fleet.result()["kinds"] == ["latency"]
+    run = fleet.run("-e", "benchmark_suite=seed-latency", playbook_text=MEASURED)
+    assert run.returncode == 2
+    assert "seed-latency has offline benchmarks (latency), for which instances stop" in run.stdout
+
+
+def test_the_suite_of_each_host_is_checked(fleet: Fleet) -> None:
+    """Also of the second one; and one whose instances stop is not measured beside one of running instances."""
+    wanted = [deployment(engine_args={"max_model_len": 2048})]
+    of_host = "{{ {'n2': 'serving'}[inventory_hostname] | default('quick') }}"
+    fleet.write({"n1": state(), "n2": state()}, vllm_deployments=wanted, benchmark_suite=of_host)
+    fleet.lock.write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
+    run = fleet.run(playbook_text=MEASURED)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "suite serving, host n2: in8192-out1024-c64 is left out." in " ".join(run.stdout.split())
+
+    fleet.write({"n1": state(), "n2": state()}, vllm_deployments=wanted,
+                benchmark_suite=of_host.replace("serving", "cpx"))  # fmt: skip
+    run = fleet.run("-e", "fleet_operation=benchmark", playbook_text=MEASURED)
+    assert run.returncode == 2
+    assert "quick (serve) on n1; cpx (throughput) on n2." in run.stdout
 
 
 def test_only_a_run_that_applies_makes_secrets(fleet: Fleet) -> None:
