@@ -11,6 +11,7 @@ import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Requests:
     ttft: NDArray[Any]
     e2el: NDArray[Any]
     outputs: NDArray[Any]
-    chunks: tuple[NDArray[Any], ...]
+    gaps: tuple[NDArray[Any], ...] | None
     starts: NDArray[Any] | None
     failed: int
     duration: float
@@ -67,59 +68,100 @@ class Requests:
         tpot: NDArray[Any] = (self.e2el - self.ttft) / rest
         return tpot
 
-    def tokens(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return when pieces of answers arrived, and how many tokens each had: with speculation, several.
+    def produced(self, until: NDArray[Any]) -> NDArray[Any]:
+        """Return how many tokens had arrived at each of these times. Raise ValueError without times of sending."""
+        import numpy as np
 
-        vLLM records the tokens of a whole answer only, so they are spread evenly over its pieces. Raise ValueError
-        without times of sending.
+        if self.starts is None or self.ends is None:
+            raise ValueError("the result has no start_times")
+        found: NDArray[Any]
+        if self.gaps is not None:
+            times, sums = self._arrived
+            found = sums[np.searchsorted(times, until, side="right")]
+            return found
+        # The first token of an answer arrives at once, and the others evenly until its end: lines from time to time.
+        firsts, ends = self.starts + self.ttft, self.ends
+        seconds = ends - firsts
+        lasts = (self.outputs > 1) & (seconds > 0)
+        rates = np.where(lasts, (self.outputs - 1) / np.where(lasts, seconds, 1.0), 0.0)
+        order = np.argsort(firsts)
+        at_once = np.where(lasts, 1.0, self.outputs)[order]
+        found = np.concatenate(([0.0], np.cumsum(at_once)))[
+            np.searchsorted(firsts[order], until, side="right")
+        ]
+        if not lasts.any():
+            return found
+        times, changes = np.concatenate((firsts, ends)), np.concatenate((rates, -rates))
+        order = np.argsort(times)
+        times, slopes = times[order], np.cumsum(changes[order])
+        sums = np.concatenate(([0.0], np.cumsum(slopes[:-1] * np.diff(times))))
+        found += np.interp(until, times, sums)
+        return found
+
+    @cached_property
+    def _arrived(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return when pieces of answers arrived, in order, and the sum of tokens before each and after the last.
+
+        vLLM records the tokens of a whole answer only, so they are spread evenly over its pieces: with speculation, a
+        piece has several.
         """
         import numpy as np
 
-        if self.starts is None:
-            raise ValueError("the result has no start_times")
-        times, weights = [], []
-        for start, first, gaps, count in zip(self.starts, self.ttft, self.chunks, self.outputs, strict=True):
-            arrivals = start + first + np.concatenate(([0.0], np.cumsum(gaps)))
-            times.append(arrivals)
-            weights.append(np.full(len(arrivals), count / len(arrivals)))
-        if not times:
-            return np.empty(0), np.empty(0)
-        return np.concatenate(times), np.concatenate(weights)
+        if self.starts is None or self.gaps is None:
+            raise AssertionError("nothing records when tokens arrived")
+        pieces = np.array([len(gaps) + 1 for gaps in self.gaps], int)
+        first = np.cumsum(pieces) - pieces
+        later = np.ones(pieces.sum(), bool)
+        later[first] = False
+        times = np.zeros(len(later))
+        times[later] = np.concatenate((*self.gaps, ()))
+        times = np.cumsum(times)
+        times += np.repeat(self.starts + self.ttft - times[first], pieces)
+        order = np.argsort(times, kind="stable")  # each answer's are in order already
+        tokens = np.repeat(self.outputs / pieces, pieces)[order]
+        return times[order], np.concatenate(([0.0], np.cumsum(tokens)))
 
 
 def read_requests(raw: Mapping[str, Any]) -> Requests | None:
     """Return the requests of a result of `vllm bench serve`; None if it was saved without details.
 
-    Where the many gaps between tokens were left out (vllm_bench does that where results are large), the tokens of an
-    answer count as evenly spaced. Raise TypeError or ValueError for lists that are no such.
+    Raise TypeError or ValueError for lists that are no such.
     """
     import numpy as np
 
     ttfts, outputs = raw.get("ttfts"), raw.get("output_lens")
-    itls = raw.get("itls") or _even_gaps(raw)
-    if not isinstance(ttfts, list) or not isinstance(outputs, list) or not itls:
+    # vllm_bench leaves the many gaps out where results are large.
+    itls, wholes = raw.get("itls") or None, raw.get("latencies")
+    known = itls or wholes
+    if not isinstance(ttfts, list) or not isinstance(outputs, list) or not known:
         return None
-    count = min(len(ttfts), len(itls), len(outputs))
+    count = min(len(ttfts), len(known), len(outputs))
     errors = list(raw.get("errors") or ())[:count]
     errors += [""] * (count - len(errors))
     # Before 0.9.2, failures have no text; their time to the first token is 0.
     done = [
         at
         for at in range(count)
-        if not errors[at] and ttfts[at] and outputs[at] is not None and itls[at] is not None
+        if not errors[at] and ttfts[at] and outputs[at] is not None and known[at] is not None
     ]
     given = raw.get("start_times")
     starts, first = None, 0.0
     if isinstance(given, list) and len(given) >= count > 0 and None not in given[:count]:
         starts, first = np.array([given[at] for at in done], float), min(map(float, given[:count]))
     order = np.arange(len(done)) if starts is None else np.argsort(starts, kind="stable")
-    chunks = [np.asarray(itls[done[at]], float) for at in order]
-    ttft = np.array([ttfts[done[at]] for at in order], float)
+    done = [done[at] for at in order]
+    ttft = np.array([ttfts[at] for at in done], float)
+    tokens = np.array([outputs[at] for at in done], float)
+    gaps = None if itls is None else tuple(np.asarray(itls[at], float) for at in done)
+    if gaps is None:
+        e2el = np.where(tokens > 1, np.array([known[at] for at in done], float), ttft)
+    else:
+        e2el = ttft + np.array([own.sum() for own in gaps], float)
     return Requests(
         ttft=ttft,
-        e2el=ttft + np.array([gaps.sum() for gaps in chunks], float),
-        outputs=np.array([outputs[done[at]] for at in order], float),
-        chunks=tuple(chunks),
+        e2el=e2el,
+        outputs=tokens,
+        gaps=gaps,
         starts=None if starts is None else starts[order] - first,
         failed=max(count - len(done), int(raw.get("failed") or 0)),
         duration=float(raw.get("duration") or 0.0),
@@ -144,16 +186,3 @@ def without_gaps(detail: object) -> str | None:
         return None
     kept = json.dumps({key: value for key, value in lists.items() if key != "itls"}, separators=(",", ":"))
     return base64.b64encode(gzip.compress(kept.encode(), mtime=0)).decode()
-
-
-def _even_gaps(raw: Mapping[str, Any]) -> list[list[float] | None]:
-    """Return evenly spaced gaps between the tokens of each answer, from its latency; None where that is unknown."""
-    lists = (raw.get(key) or () for key in ("ttfts", "output_lens", "latencies"))
-    return [
-        None
-        if whole is None or first is None
-        else [(whole - first) / (count - 1)] * (count - 1)
-        if (count or 0) > 1
-        else []
-        for first, count, whole in zip(*lists, strict=False)
-    ]

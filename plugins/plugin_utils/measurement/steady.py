@@ -66,20 +66,19 @@ def steady_state(requests: Requests, load: LoadPoint) -> SteadyState:
     last = float(starts[-1])
     if reached is None or reached >= last:
         return SteadyState(warnings=(_never(load),))
-    times, tokens = requests.tokens()
-    settled = _settled(times, tokens, reached, last)
+    settled = _settled(requests, reached, last)
     # From a send to a send: where requests go in waves, the window then has whole ones.
     start = float(starts[np.searchsorted(starts, settled - 1e-9)])
     if start >= last:
         return SteadyState(warnings=("the speed had not settled when the last request was sent",))
-    inside = (times > start) & (times <= last)
-    throughput = float(tokens[inside].sum() / (last - start))
+    before, after = requests.produced(np.array([start, last]))
+    throughput = float((after - before) / (last - start))
     duration = max(requests.duration, float(ends.max()))
     share = (last - start) / duration
     warnings = []
     if share < LEAST_SHARE:
         warnings.append(f"less than {LEAST_SHARE:.0%} of the run was steady: use more requests")
-    change = _trend(times[inside], tokens[inside], start, last)
+    change = _trend(requests, start, last)
     if change is not None:
         direction = "rose" if change > 0 else "fell"
         warnings.append(f"not yet steady: the throughput {direction} over the steady window")
@@ -107,7 +106,7 @@ def _never(load: LoadPoint) -> str:
     return "the run never was at its load while requests were still sent: use more requests"
 
 
-def _settled(times: NDArray[Any], tokens: NDArray[Any], start: float, last: float) -> float:
+def _settled(requests: Requests, start: float, last: float) -> float:
     """Return when the speed had settled: where the mean of the rest is known best.
 
     This is the marginal standard error rule for the initial transient of a simulation (MSER; K. P. White, An effective
@@ -120,7 +119,7 @@ def _settled(times: NDArray[Any], tokens: NDArray[Any], start: float, last: floa
     if count < 10:
         return start
     seconds = start + np.arange(count + 1)
-    speed = np.histogram(times, seconds, weights=tokens)[0]
+    speed = np.diff(requests.produced(seconds))
     # For each cut: the variance of what is left, over its length.
     rest = np.arange(count, 0, -1)
     mean = np.cumsum(speed[::-1])[::-1] / rest
@@ -130,11 +129,11 @@ def _settled(times: NDArray[Any], tokens: NDArray[Any], start: float, last: floa
     return float(seconds[int(np.argmin(error[: half + 1]))])
 
 
-def _trend(times: NDArray[Any], tokens: NDArray[Any], start: float, last: float) -> float | None:
+def _trend(requests: Requests, start: float, last: float) -> float | None:
     """Return by what share the throughput changes linearly over the window, if that is significant; else None."""
     import numpy as np
 
-    speed = np.histogram(times, np.linspace(start, last, BATCHES + 1), weights=tokens)[0]
+    speed = np.diff(requests.produced(np.linspace(start, last, BATCHES + 1)))
     mean = float(speed.mean())
     if last - start < BATCHES or not mean:
         return None

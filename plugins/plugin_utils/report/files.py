@@ -95,15 +95,15 @@ def run_files(measured: Measured) -> dict[str, str | bytes]:
 
 def raw_names(rows: Sequence[Row]) -> list[str]:
     """Return unique names <host>__<instance>__<kind>__<cell>__<block>.json, with unsafe characters replaced."""
-    names: list[str] = []
+    names: dict[str, None] = {}
     for row in rows:
         stem = "__".join(_safe(str(row[key])) for key in ("host", "instance", "kind", "cell", "block"))
         name, number = f"{stem}.json", 1
         while name in names:
             number += 1
             name = f"{stem}-{number}.json"
-        names.append(name)
-    return names
+        names[name] = None
+    return list(names)
 
 
 def csv_text(summary: Mapping[str, Any]) -> str:
