@@ -146,7 +146,8 @@ class ActionModule(ControllerAction):
             "answers.jsonl": redact(_answers(entries)),
         }
         directory = write_run(results_dir, run, files, newest=False)
-        self.show(f"\n{files['accuracy.txt']}{directory / 'accuracy.txt'}")
+        paths = "\n".join([str(directory / "accuracy.txt"), *_reports(results_dir, runs)])
+        self.show(f"\n{files['accuracy.txt']}{paths}")
         problems = {verdict.name: list(verdict.problems) for verdict in verdicts if verdict.problems}
         result = {
             "changed": True,
@@ -159,6 +160,18 @@ class ActionModule(ControllerAction):
             message = f"Accuracy: problems of {', '.join(wrong)}. Report: {directory / 'accuracy.txt'}"
             return {**result, "failed": True, "msg": message}
         return result
+
+
+def _reports(results_dir: Path, deployments: Iterable[str]) -> list[str]:
+    """Write the reports of the deployments' newest benchmarks again, and return their paths; or why they are not."""
+    if not (results_dir / "latest").is_symlink():
+        return []  # nothing was measured
+    try:
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.report.rewrite import rewrite_newest
+
+        return [str(path) for path in rewrite_newest(results_dir, deployments)]
+    except (FleetError, OSError, ValueError, LookupError, ImportError) as error:
+        return [f"The report of the newest benchmark is as it was: {error}"]
 
 
 def _failure(values: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ description:
     compares it item by item with an earlier run, and the replicas of a deployment with each other.
   - Writes C(results_dir/run/accuracy.txt), which it also prints, C(accuracy.json) for machines and later comparisons,
     and the answers as C(answers.jsonl).
+  - Writes the report of the newest benchmark of each deployment again, which then shows the accuracy.
   - Fails if a release lost more than the tolerance allows, if a replica differs from the others, or if an instance
     answered nothing.
   - Runs on the control node only, and connects to nothing. docs/runbooks/accuracy.md explains how it judges.

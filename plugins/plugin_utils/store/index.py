@@ -75,6 +75,15 @@ class ResultsIndex:
             for run, row in database.execute(query, (deployment,)):
                 yield run, json.loads(row)
 
+    def runs(self, deployment: str) -> list[str]:
+        """Return the runs that measured a deployment, the last first."""
+        query = """
+            SELECT DISTINCT name, started FROM runs JOIN rows ON run = name WHERE deployment = ?
+            ORDER BY started DESC, name DESC
+        """
+        with closing(self._connect()) as database:
+            return [name for name, _started in database.execute(query, (deployment,))]
+
     def before(self, run: str) -> list[str]:
         """Return the runs that were measured before one and share a deployment on a host with it, the last first."""
         query = """

@@ -13,12 +13,22 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import accuracy
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.modules import accuracy_report as documented
 from ansible_collections.instinct.fleet.plugins.modules import vllm_accuracy
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
+    json_text,
+    run_files,
+    write_run,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import build_summary, collect
 
 from tests import ROOT
 from tests.helpers.module_docs import documented_by
 from tests.worlds.accuracy_answers import ITEMS, PASSAGES, entry
+from tests.worlds.bench_samples import entry as bench_entry
+from tests.worlds.bench_samples import variables
 from tests.worlds.standin_server import Standin
 
 Report = Callable[..., dict[str, Any]]
@@ -256,6 +266,42 @@ def test_check_mode_and_an_empty_fleet_write_nothing(report: Report, tmp_path: P
     assert report({"n1": [entry()]}, check=True)["skipped"]
     assert report({"n1": {"__accuracy_result": {"instances": []}}})["msg"] == "There was no instance to ask."
     assert not (tmp_path / "results").exists()
+
+
+def measured_fleet(results_dir: Path, run: str = "speed") -> Path:
+    """Store a benchmark of the deployment that entry() answers for, and return its report."""
+    fleet = {"n1": variables("n1", [bench_entry("n1", "llama", 0, (0,))])}
+    measured = collect(["n1"], fleet, Redactor())
+    summary = build_summary(run, "2026-01-31T10:15:00Z", measured)
+    summary["deployments"]["llama"]["model"] = entry()["model"]
+    files = {"summary.json": json_text(summary), **run_files(measured), "report.html": render_report(summary)}
+    return write_run(results_dir, run, files) / "report.html"
+
+
+def test_the_newest_report_of_a_benchmark_shows_accuracy_that_came_later(
+    report: Report, tmp_path: Path
+) -> None:
+    older, page = (measured_fleet(tmp_path / "results", run) for run in ("older", "speed"))
+    before = page.read_text()
+    rows = (page.parent / "runs.jsonl").read_text()
+    assert "accuracy-now" not in before
+    result = report({"n1": [entry(wrong=30)]}, run="accuracy-now")
+    assert str(page) in result["printed"][0]
+    assert "../accuracy-now/accuracy.txt" in page.read_text()
+    assert "90.0%" in page.read_text()
+    assert older.read_text().replace("older", "speed") == before
+    assert (page.parent / "runs.jsonl").read_text() == rows
+    assert [path.name for path in page.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_report_that_cannot_be_written_again_fails_no_accuracy(report: Report, tmp_path: Path) -> None:
+    page = measured_fleet(tmp_path / "results")
+    before = page.read_text()
+    (page.parent / "summary.json").write_text("{}")
+    result = report({"n1": [entry()]}, run="one")
+    assert not result.get("failed")
+    assert "The report of the newest benchmark is as it was: " in result["printed"][0]
+    assert page.read_text() == before
 
 
 # ---- with engines that answer
