@@ -11,6 +11,7 @@ from ...module_utils.common.bench_metrics import METRICS
 from ...module_utils.common.errors import natural
 from ...module_utils.common.intervals import median_interval, variation
 from ..measurement.client_bound import client_bound
+from .overlap import overlaps
 from .roofline import KEYS
 from .rows import UNMEASURED, Row
 from .telemetry import most_throttled
@@ -35,12 +36,18 @@ def cell_summaries(rows: Iterable[Row]) -> list[Row]:
 
     runs: their number. cv: coefficient of variation of output_throughput. interval: 95 % interval of the median of the
     cell's `metric`. Medians and intervals are those of counted_runs. What a median would hide is that of the worst run:
-    failed requests, throttling, memory errors, invalid energy. `started` is that of the first run.
+    failed requests, throttling, memory errors, invalid energy. `started` is that of the first run. overlap: in which
+    share of its time the other instances of its deployment were measured too; None of a single one.
     """
+    performed = list(rows)
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
-    for row in rows:
+    for row in performed:
         groups.setdefault((row["host"], row["instance"], row["kind"], row["cell"]), []).append(row)
-    return [_summary(groups[key]) for key in sorted(groups, key=lambda key: [natural(part) for part in key])]
+    shares = overlaps(performed)
+    return [
+        {**_summary(groups[key]), "overlap": shares.get(key)}
+        for key in sorted(groups, key=lambda key: [natural(part) for part in key])
+    ]
 
 
 def counted_runs(performed: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

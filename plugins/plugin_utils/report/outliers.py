@@ -15,7 +15,6 @@ from typing import Any
 from ...module_utils.common.errors import natural
 from ..outliers.robust import MIN_SLOWER
 from ..outliers.samples import InstanceKey, cell_speeds, comparison_key
-from .rows import ended
 from .tables import total_of
 
 LIMIT = 1 - MIN_SLOWER
@@ -80,24 +79,6 @@ def node_speeds(rows: Sequence[Row], verdicts: Verdicts) -> list[NodeSpeed]:
             )
         )
     return nodes
-
-
-def sequential_hosts(rows: Sequence[Row]) -> list[str]:
-    """Return hosts whose serving benchmarks did not run at the same time, so that their sum is not a real load.
-
-    Only benchmarks of one host and one cell are compared, as clocks of several hosts may differ.
-    """
-    windows: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for row in rows:
-        end = ended(row)
-        if row["kind"] == "serve" and end is not None:
-            windows.setdefault((row["host"], row["cell"]), []).append((row["started"], end))
-    apart = {
-        host
-        for (host, _cell), own in windows.items()
-        if max(start for start, _unused in own) > min(end for _unused, end in own)
-    }
-    return sorted(apart, key=natural)
 
 
 def _speed(row: Row, median: float | None, reasons: Reasons) -> RelativeSpeed:

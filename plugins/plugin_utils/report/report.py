@@ -24,6 +24,7 @@ from .hosts import hosts_view, reproduction
 from .load_sections import gpus_section, loads_section
 from .loads import gpu_count, load_figures
 from .outliers import NodeSpeed, node_speeds, speeds
+from .overlap import apart
 from .sections import Pairs, deployment_section, nodes_section, offline_sections
 from .slo_searches import is_probe, search_section, totals
 from .tables import UNKNOWN, count, ms, rate, share, signed, total_of
@@ -166,6 +167,7 @@ def _cards(
     total = f"sum of {plural(len(best), 'instance')}"
     cells = {row["cell"] for row in best}
     total += f", {', '.join(sorted(cells, key=natural)[:2])}" if cells else ""
+    total += ", not measured at the same time" if apart(best) else ""
     output, gpus = total_of(best, "output_throughput"), gpu_count(best, facts)
     # Failures are those of all loads, as the list of failures has them.
     failed, asked = total_of(served, "failed"), total_of(served, "num_prompts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 from ...module_utils.common.bench_metrics import ResultError, finite, normalise, number, other_scalars
@@ -91,14 +91,6 @@ def iso(value: object) -> str | None:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def ended(row: Mapping[str, Any]) -> str | None:
-    """Return when a run ended, from its start and duration, including the start-up of the client."""
-    if row["started"] is None or row["seconds"] is None:
-        return None
-    start = datetime.strptime(row["started"], "%Y-%m-%dT%H:%M:%SZ")
-    return (start + timedelta(seconds=row["seconds"])).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def instance_plan(entry: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from ...module_utils.common.errors import natural
 from ..measurement.percentiles import shortfall, supported
-from .outliers import sequential_hosts
-from .slo_searches import is_probe
+from .overlap import apart
 from .tables import total_of
 
 Row = Mapping[str, Any]
@@ -60,11 +59,12 @@ def headline_rows(served: Sequence[Row]) -> list[Row]:
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return what a reader of the figures must know: each is one sentence."""
     found = []
-    apart = sequential_hosts([row for row in rows if not is_probe(row)])
-    if apart:
+    if sums := apart(rows):
+        names = _listed(list(dict.fromkeys(cell for _deployment, _kind, cell in sums)))
         found.append(
-            f"On {', '.join(apart)} the instances were measured one after another, so the totals are not those of a "
-            "fleet under load at one time."
+            f"Not measured at the same time: {names}. The instances' runs overlapped for {min(sums.values()):.0%} of "
+            "the time, so their sum is not that of a fleet under load at one time. benchmark.yml -e at_once=true "
+            "measures all instances together."
         )
     bound = [row for row in rows if row["client_bound"]]
     if bound:
@@ -82,5 +82,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _named(rows: Sequence[Row]) -> str:
-    names = list(dict.fromkeys(row["cell"] for row in rows))
+    return _listed(list(dict.fromkeys(row["cell"] for row in rows)))
+
+
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more cells" if len(names) > 4 else "")

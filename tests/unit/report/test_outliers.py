@@ -9,7 +9,6 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.verdicts import gpu_verdicts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.outliers import (
     node_speeds,
-    sequential_hosts,
     speeds,
 )
 
@@ -84,20 +83,3 @@ def test_a_node_is_slow_as_a_whole_and_not_by_one_of_its_gpus() -> None:
         item["host"] for item, speed in zip(repeated, speeds(repeated, verdicts), strict=True) if speed.slow
     ]
     assert slow == ["gpu017"] * 6 + ["gpu041"]
-
-
-@pytest.mark.parametrize(
-    ("starts", "seconds", "expected"),
-    [
-        (["10:00:00", "10:00:05"], 60.0, []),
-        (["10:00:00", "10:01:05"], 60.0, ["n1"]),
-        (["10:00:00"], 60.0, []),
-        (["10:00:00", "10:05:00"], None, []),
-    ],
-)
-def test_instances_measured_one_after_another(
-    starts: list[str], seconds: float | None, expected: list[str]
-) -> None:
-    rows = [row("n1", started=f"2026-01-31T{start}Z", seconds=seconds) for start in starts]
-    rows.append(row("n2", started="2026-01-31T12:00:00Z"))
-    assert sequential_hosts(rows) == expected

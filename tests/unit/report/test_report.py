@@ -301,7 +301,8 @@ def test_instances_measured_in_turn_are_said_so() -> None:
     entries = [entry("n1", index=i, started=f"2026-01-31T1{i}:00:00Z") for i in (0, 1)]
     view = report_view(summary_of({"n1": variables("n1", entries)}))
     assert len(view["notes"]) == 1
-    assert "On n1 the instances were measured one after another" in view["notes"][0]
+    assert view["notes"][0].startswith("Not measured at the same time: in1024-out1024-c128. The instances")
+    assert view["cards"][0]["note"].endswith(", not measured at the same time")
 
 
 def test_differing_command_lines_are_shown() -> None:

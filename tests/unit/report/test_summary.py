@@ -17,7 +17,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.redact im
     redact_data,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.node_facts import host_facts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.rows import ended, iso
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.rows import iso
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import collect
 
 from tests import ROOT
@@ -292,12 +292,6 @@ def test_mask_data_reaches_into_a_plan() -> None:
 )
 def test_iso(value: object, expected: str | None) -> None:
     assert iso(value) == expected
-
-
-def test_ended() -> None:
-    assert ended({"started": "2026-01-31T23:59:30Z", "seconds": 45.5}) == "2026-02-01T00:00:15Z"
-    assert ended({"started": None, "seconds": 45.5}) is None
-    assert ended({"started": "2026-01-31T23:59:30Z", "seconds": None}) is None
 
 
 def test_host_facts_keep_unknown_as_null() -> None:
