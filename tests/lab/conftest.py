@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,13 @@ class Lab:
         """Replace the group variables of this test's inventory."""
         path = self.inventory / "group_vars" / "instinct" / "test.yml"
         path.write_text(yaml.safe_dump(variables), encoding="utf-8")
+
+    def write_balancer(self, *hosts: str, **variables: Any) -> None:
+        """Give this test's inventory a load balancer on these hosts, with the group's variables."""
+        group = {"hosts": {host: {} for host in hosts}, "vars": variables}
+        (self.inventory / "balancer.yml").write_text(
+            yaml.safe_dump({"load_balancer": group}), encoding="utf-8"
+        )
 
     def command(self, playbook: str, *args: str) -> list[str]:
         mark_used()
@@ -298,3 +306,13 @@ def fresh_lab(lab_up: list[str], tmp_path: Path) -> Lab:
     """The lab with its nodes made anew: nothing of an earlier test is on them."""
     reset_lab()
     return copy_inventory(lab_up, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def balanced_lab(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The nodes made anew, and an inventory with a load balancer on the first one; nothing is deployed yet."""
+    reset_lab()
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("balanced"))
+    lab.write_balancer(lab.hosts[0])
+    yield lab
+    reset_lab()

@@ -22,14 +22,23 @@ URL = f"https://{node_address(1)}:8443"
 class Endpoint:
     """The endpoint of a lab: its inventory, key and certificate."""
 
-    checked: Run  # of test_balancer: the run in check mode, whether it made secrets, and the run
+    run: Run  # what made it serve
+    checked: Run  # of test_balancer: the run in check mode, and whether it made secrets
     secrets_of_check: bool
-    run: Run
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.secrets = lab.inventory / ".secrets"
         self.ca = lab.tmp / "ca.crt"
+
+    @classmethod
+    def deployed(cls, lab: Lab, *command: str) -> Endpoint:
+        """Run a playbook, or else site.yml without benchmarks, and return the endpoint that serves then."""
+        made = cls(lab)
+        made.run = lab.play(*(command or ("site", "--skip-tags", "benchmark")))
+        assert made.run.rc == 0, made.run.out[-3000:]
+        made.trust()
+        return made
 
     def trust(self) -> None:
         text = (self.secrets / "endpoint.pem").read_text()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import pytest
 
 from tests import ROOT
 
-from .conftest import Lab, Run, copy_inventory, reset_lab
-from .endpoint import HOST, Endpoint
+from .conftest import Lab, Run
+from .endpoint import Endpoint
 from .helpers import deployment
 
 RUNBOOK = (ROOT / "docs/runbooks/accuracy.md").read_text(encoding="utf-8")
@@ -40,18 +39,12 @@ def play(lab: Lab, *options: str) -> Run:
 
 
 @pytest.fixture(scope="module")
-def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+def endpoint(balanced_lab: Lab) -> Endpoint:
     """Two stand-in instances on each node, behind a load balancer."""
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("accuracy"))
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
-    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2, engine_args={"shutdown_timeout": 5})])
-    run = lab.play("site", "--skip-tags", "benchmark")
-    assert run.rc == 0, run.out[-3000:]
-    made = Endpoint(lab)
-    made.trust()
-    yield made
-    reset_lab()
+    balanced_lab.write_vars(
+        vllm_deployments=[deployment(instances_per_host=2, engine_args={"shutdown_timeout": 5})]
+    )
+    return Endpoint.deployed(balanced_lab)
 
 
 def test_users_lose_nothing_while_answers_are_scored(endpoint: Endpoint) -> None:

@@ -13,7 +13,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status import rows as s
 
-from .conftest import Lab, copy_inventory, reset_lab
-from .endpoint import HOST, RATE, Endpoint
+from .conftest import Lab
+from .endpoint import RATE, Endpoint
 from .faults import ENGINES, NetworkCut
 from .helpers import deployment, wait_for
 from .test_rollout import FRESH, runs
@@ -109,18 +109,10 @@ TROUBLES = (
 
 
 @pytest.fixture(scope="module")
-def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("advice"))
-    lab.batches = True
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
-    want(lab, next(FRESH))
-    run = lab.play("deploy")
-    assert run.rc == 0, run.out[-3000:]
-    made = Endpoint(lab)
-    made.trust()
-    yield made
-    reset_lab()
+def endpoint(balanced_lab: Lab) -> Endpoint:
+    balanced_lab.batches = True
+    want(balanced_lab, next(FRESH))
+    return Endpoint.deployed(balanced_lab, "deploy")
 
 
 def status(lab: Lab) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificat
 
 from tests import ROOT
 
-from .conftest import Lab, copy_inventory, node_address, reset_lab
+from .conftest import Lab, node_address
 from .endpoint import HOST, RATE, URL, Endpoint
 from .helpers import MODEL, deployment, wait_for
 from .leaks import found_on, search_works
@@ -37,19 +36,13 @@ BACKENDS = "cat /etc/instinct-fleet/balancer/current/balancer.json"
 
 
 @pytest.fixture(scope="module")
-def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("balancer"))
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
-    deploy(lab)
-    made = Endpoint(lab)
-    made.checked = lab.play("site", "--skip-tags", "benchmark", "--check")
-    made.secrets_of_check = made.secrets.exists()
-    made.run = lab.play("site", "--skip-tags", "benchmark", "-vvv")
-    assert made.run.rc == 0, made.run.out[-3000:]
-    made.trust()
-    yield made
-    reset_lab()
+def endpoint(balanced_lab: Lab) -> Endpoint:
+    deploy(balanced_lab)
+    checked = balanced_lab.play("site", "--skip-tags", "benchmark", "--check")
+    secrets_of_check = Endpoint(balanced_lab).secrets.exists()
+    made = Endpoint.deployed(balanced_lab, "site", "--skip-tags", "benchmark", "-vvv")
+    made.checked, made.secrets_of_check = checked, secrets_of_check
+    return made
 
 
 def deploy(lab: Lab, second: int = 1 << 20, **variables: Any) -> None:

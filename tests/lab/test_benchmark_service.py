@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests import ROOT
 
-from .conftest import Lab, Run, copy_inventory, reset_lab
+from .conftest import Lab, Run
 from .endpoint import HOST, Endpoint
 from .helpers import deployment, wait_for
 
@@ -46,18 +45,10 @@ def wanted(lab: Lab, hosts: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+def endpoint(balanced_lab: Lab) -> Endpoint:
     """One host that serves behind a load balancer; the first run measured it, as it was new."""
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("benchmark"))
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
-    wanted(lab, [HOST])
-    made = Endpoint(lab)
-    made.run = lab.play("site")
-    assert made.run.rc == 0, made.run.out[-3000:]
-    made.trust()
-    yield made
-    reset_lab()
+    wanted(balanced_lab, [HOST])
+    return Endpoint.deployed(balanced_lab, "site")
 
 
 def book(lab: Lab, *args: str) -> Run:

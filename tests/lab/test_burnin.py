@@ -9,15 +9,13 @@ is judged; with `device: gpu` it fails and says why, and everything serves again
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from lab.config import VLLM_VERSION
 from tests import ROOT
 
-from .conftest import Lab, copy_inventory, reset_lab
+from .conftest import Lab
 from .endpoint import HOST, Endpoint
 from .helpers import completion, deployment, wait_for
 
@@ -38,22 +36,16 @@ def running(lab: Lab, host: str) -> set[str]:
     return {name.split()[0] for name in names if name.endswith(" running")}
 
 
-@pytest.fixture
-def endpoint(lab_up: list[str], tmp_path: Any) -> Iterator[Endpoint]:
+@pytest.fixture(scope="module")
+def endpoint(balanced_lab: Lab) -> Endpoint:
     """The real vLLM on each node behind a load balancer, and a stand-in beside it."""
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path)
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
     args = {"max_model_len": 512, "max_num_seqs": 16, "enforce_eager": True, "shutdown_timeout": 30}
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     other = deployment(name="other", port=8100, served_model_name="other", gpus=[1])
-    lab.write_vars(vllm_deployments=[deployment(image=IMAGE, engine_args=args, env=env), other], **SMALL)
-    run = lab.play("site", "--skip-tags", "benchmark")
-    assert run.rc == 0, run.out[-3000:]
-    made = Endpoint(lab)
-    made.trust()
-    yield made
-    reset_lab()
+    balanced_lab.write_vars(
+        vllm_deployments=[deployment(image=IMAGE, engine_args=args, env=env), other], **SMALL
+    )
+    return Endpoint.deployed(balanced_lab)
 
 
 @pytest.mark.deep

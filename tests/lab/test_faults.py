@@ -227,7 +227,7 @@ def fleet_with(
     names = [f"lab-n{number}" for number in (1, 2, 3)]
     lab = copy_inventory(names, tmp_path_factory.mktemp("faults"))
     lab.batches = True
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {BALANCER}:\n")
+    lab.write_balancer(BALANCER)
     path = lab.inventory / "hosts.yml"
     inventory = yaml.safe_load(path.read_text())
     inventory["instinct"]["hosts"][FAULTY]["ansible_python_interpreter"] = prepare_clock(lab)

@@ -7,17 +7,17 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests import ROOT
-from tests.load import Load, Target, first_key
+from tests.load import first_key
 
-from .conftest import Lab, Run, copy_inventory, node_address, reset_lab
-from .helpers import MODEL, deployment, wait_for
+from .conftest import Lab, Run, node_address
+from .endpoint import Endpoint
+from .helpers import deployment, wait_for
 from .leaks import found_by_nobody, found_on, readable_by_nobody, search_by_nobody_works, search_works
 
 RUNBOOK = (ROOT / "docs/runbooks/status.md").read_text(encoding="utf-8")
@@ -42,31 +42,16 @@ def table(run: Run) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def fleet(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def fleet(balanced_lab: Lab) -> Lab:
     """Two stand-in instances on each node, behind a load balancer."""
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("status"))
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
-    lab.write_vars(vllm_deployments=[deployment(instances_per_host=2, engine_args={"shutdown_timeout": 5})])
-    run = lab.play("site", "--skip-tags", "benchmark")
-    assert run.rc == 0, run.out[-3000:]
-    yield lab
-    reset_lab()
-
-
-def load(lab: Lab, rate: float) -> Load:
-    """Streaming requests to the endpoint."""
-    secrets = lab.inventory / ".secrets"
-    text = (secrets / "endpoint.pem").read_text()
-    ca = lab.tmp / "ca.crt"
-    ca.write_text(text[: text.index("-----BEGIN PRIVATE KEY-----")])
-    return Load(
-        Target(f"https://{node_address(1)}:8443", MODEL, first_key(secrets / "api-keys.yml"), str(ca)), rate
-    )
+    wanted = deployment(instances_per_host=2, engine_args={"shutdown_timeout": 5})
+    balanced_lab.write_vars(vllm_deployments=[wanted])
+    Endpoint.deployed(balanced_lab)
+    return balanced_lab
 
 
 def test_what_runs_is_told(fleet: Lab) -> None:
-    with load(fleet, 20) as requests:
+    with Endpoint(fleet).load(20) as requests:
         run = play(fleet, "status.yml -e status_file=status.json")
         requests.wait_for(50)
     requests.assert_nothing_lost(at_least=50)
@@ -236,7 +221,7 @@ def test_no_request_is_lost_while_a_host_is_prepared_and_reboots(fleet: Lab) -> 
     path.write_text(yaml.safe_dump(inventory))
     booted = fleet.on(OTHER, "cat /proc/sys/kernel/random/boot_id")
     try:
-        with load(fleet, RATE) as requests:
+        with Endpoint(fleet).load(RATE) as requests:
             run = fleet.play("prepare", "-e", "reboot=true")
             assert run.rc == 0, run.out[-3000:]
             assert fleet.on(OTHER, "cat /proc/sys/kernel/random/boot_id") != booted

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ import pytest
 from lab.config import RAY_TAG, STANDIN_REPOSITORY, VLLM_VERSION
 from tests import ROOT
 
-from .conftest import Lab, container, copy_inventory, lab_command, node_address, reset_lab
-from .endpoint import HOST, Endpoint
+from .conftest import Lab, container, lab_command, node_address
+from .endpoint import Endpoint
 from .helpers import MODEL, deployment, wait_for
 
 REAL = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
@@ -34,12 +33,8 @@ BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 4, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("multinode"))
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
-    yield Endpoint(lab)
-    reset_lab()
+def endpoint(balanced_lab: Lab) -> Endpoint:
+    return Endpoint(balanced_lab)
 
 
 def over_two(**keys: Any) -> dict[str, Any]:

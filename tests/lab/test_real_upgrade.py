@@ -7,15 +7,14 @@ stand-in, test_rollout does the same with more instances, more requests and more
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from lab.config import VLLM_VERSION
 
-from .conftest import Lab, copy_inventory, reset_lab
-from .endpoint import HOST, Endpoint
+from .conftest import Lab
+from .endpoint import Endpoint
 from .helpers import deployment
 
 IMAGE = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
@@ -58,17 +57,9 @@ def containers(lab: Lab) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("real"))
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
-    serve(lab, 32)
-    run = lab.play("deploy")
-    assert run.rc == 0, run.out[-3000:]
-    made = Endpoint(lab)
-    made.trust()
-    yield made
-    reset_lab()
+def endpoint(balanced_lab: Lab) -> Endpoint:
+    serve(balanced_lab, 32)
+    return Endpoint.deployed(balanced_lab, "deploy")
 
 
 @pytest.mark.deep  # six minutes; in every run, test_rollout proves as much of the stand-in

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from tests import ROOT
 from tests.load import Summary
 
-from .conftest import Lab, Run, copy_inventory, reset_lab
+from .conftest import Lab, Run
 from .endpoint import Endpoint
 from .helpers import MODEL, deployment
 
@@ -117,17 +116,9 @@ def answers(lab: Lab, host: str, port: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def endpoint(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("rollout"))
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
-    serve(lab, next(FRESH))
-    run = lab.play("deploy")
-    assert run.rc == 0, run.out[-3000:]
-    made = Endpoint(lab)
-    made.trust()
-    yield made
-    reset_lab()
+def endpoint(balanced_lab: Lab) -> Endpoint:
+    serve(balanced_lab, next(FRESH))
+    return Endpoint.deployed(balanced_lab, "deploy")
 
 
 def test_an_upgrade_and_a_rollback_lose_no_request(endpoint: Endpoint) -> None:

@@ -7,14 +7,13 @@ import collections
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
 
-from .conftest import Lab, copy_inventory, node_address, reset_lab
+from .conftest import Lab, node_address
 from .endpoint import HOST, Endpoint
 from .helpers import MODEL, deployment, wait_for
 
@@ -40,13 +39,11 @@ def deploy(lab: Lab, wheels: Path, second: int = 1 << 20, routing: str = "prefix
             )
         ]
     )
-    (lab.inventory / "balancer.yml").write_text(
-        f"load_balancer:\n  hosts:\n    {HOST}:\n  vars:\n    load_balancer_router_wheels: {wheels}\n"
-    )
+    lab.write_balancer(HOST, load_balancer_router_wheels=str(wheels))
 
 
 @pytest.fixture(scope="module")
-def routed(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Endpoint, Path]]:
+def routed(balanced_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[Endpoint, Path]:
     wheels = tmp_path_factory.mktemp("wheels")
     done = subprocess.run(
         [sys.executable, "-m", "pip", "download", "-q", "--require-hashes", "-d", str(wheels), "-r", str(LOCK)],
@@ -54,15 +51,8 @@ def routed(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
     )  # fmt: skip
     if done.returncode:
         pytest.fail(f"vllm-router could not be fetched: {done.stderr.strip().splitlines()[-1:]}")
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("router"))
-    deploy(lab, wheels)
-    run = lab.play("site", "--skip-tags", "benchmark")
-    assert run.rc == 0, run.out[-3000:]
-    endpoint = Endpoint(lab)
-    endpoint.trust()
-    yield endpoint, wheels
-    reset_lab()
+    deploy(balanced_lab, wheels)
+    return Endpoint.deployed(balanced_lab), wheels
 
 
 def router_up(endpoint: Endpoint) -> bool:

@@ -105,7 +105,7 @@ def test_another_checkout_fetches_the_fleets_secrets(fresh_lab: Lab) -> None:
     nothing_to_do(alone)
     assert fetch(alone) == set()
 
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
+    lab.write_balancer(HOST)
     run = lab.play("deploy")
     assert run.rc == 0, run.out[-3000:]
     second = checkout(lab, "second")

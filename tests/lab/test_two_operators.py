@@ -26,8 +26,8 @@ import yaml
 
 from tests import ROOT
 
-from .conftest import Lab, container, copy_inventory, reset_lab
-from .endpoint import HOST, RATE, Endpoint
+from .conftest import Lab, container
+from .endpoint import RATE, Endpoint
 from .helpers import wait_for
 from .test_rollout import runs, serve, settled
 
@@ -109,10 +109,8 @@ class Operators:
 
 
 @pytest.fixture(scope="module")
-def operators(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operators]:
-    reset_lab()
-    first = copy_inventory(lab_up, tmp_path_factory.mktemp("one"))
-    (first.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n    {HOST}:\n")
+def operators(balanced_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operators:
+    first = balanced_lab
     for number in range(2):  # so that there is something to go back to
         serve(first, next(FRESH))
         run = first.play("upgrade" if number else "deploy", "-e", "canary=false")
@@ -123,8 +121,7 @@ def operators(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> It
     first.batches = second.batches = True
     endpoint = Endpoint(first)
     endpoint.trust()
-    yield Operators(endpoint, Operator(first), Operator(second), Operator(second, elsewhere=True))
-    reset_lab()
+    return Operators(endpoint, Operator(first), Operator(second), Operator(second, elsewhere=True))
 
 
 # Five times a second, inside the node: a `docker exec` for each look would cost more than what is looked at.

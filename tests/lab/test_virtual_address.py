@@ -13,7 +13,7 @@ import pytest
 
 from tests.load import Load, Target
 
-from .conftest import Lab, Run, copy_inventory, node_address, reset_lab
+from .conftest import Lab, Run, node_address
 from .endpoint import Endpoint
 from .helpers import MODEL, deployment, wait_for
 
@@ -97,25 +97,19 @@ class Stills:
 
 
 @pytest.fixture(scope="module")
-def shared(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("virtual"))
-    hosts = "".join(f"    {host}:\n" for host in HOSTS)
-    (lab.inventory / "balancer.yml").write_text(f"load_balancer:\n  hosts:\n{hosts}")
+def shared(balanced_lab: Lab) -> Endpoint:
+    lab = balanced_lab
+    lab.write_balancer(*HOSTS)
     deploy(lab)
     # apt's lists are to be fetched, which other tests spare themselves. Of a directory that was emptied just now they
     # would count as new.
     for host in HOSTS:
         lab.on(host, "rm -rf /var/lib/apt/lists/* /var/lib/apt/periodic/* /var/cache/apt/*")
         lab.on(host, "touch -d '2 hours ago' /var/lib/apt/lists")
-    run = lab.play("site", "--skip-tags", "benchmark")
-    assert run.rc == 0, run.out[-3000:]
-    assert f"Load balancer lab-n2, {URL}" in run.out
-    endpoint = Endpoint(lab)
-    endpoint.trust()
+    endpoint = Endpoint.deployed(lab)
+    assert f"Load balancer lab-n2, {URL}" in endpoint.run.out
     wait_for("the address", lambda: answers(endpoint))
-    yield endpoint
-    reset_lab()
+    return endpoint
 
 
 def answers(endpoint: Endpoint) -> bool:
