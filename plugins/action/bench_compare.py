@@ -31,7 +31,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.compare_text
     worse_text,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.store.index import ResultsIndex
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.runs_on_disk import read_run, resolve_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.runs_on_disk import read_run, resolve_runs
 
 PREVIOUS, PUBLISHED = "previous", "published"
 
@@ -52,27 +52,28 @@ class ActionModule(ControllerAction):
         """Return text, worse and the file."""
         del facts
         results_dir = Path(options["results_dir"]).expanduser().absolute()
-        a = self._side(results_dir, options["a"])
+        new = resolve_runs(results_dir, options["a"])
+        a = self._side(results_dir, new)
         if options["b"] == [PUBLISHED]:
             near = counterparts(a, read_published(load_baselines()))
             text, data, worse = published_text(a.name, near), published_json(a.name, near), ""
-            name = f"{a.name}-{PUBLISHED}"
+            name = f"{a.name[:100]}-{PUBLISHED}"
         else:
             rules = ComparisonRules(_share("tolerance", options), _share("drift", options))
-            b = self._side(
-                results_dir, _before(results_dir, a) if options["b"] == [PREVIOUS] else options["b"]
-            )
-            if a.name == b.name:
-                what = f"a and b are both {a.name}."
-                raise FleetError([Problem((), what, "Name two runs: -e a=RUN -e b=RUN.")])
+            named = [_before(results_dir, new[0])] if options["b"] == [PREVIOUS] else options["b"]
+            old = resolve_runs(results_dir, named)
+            if both := [name for name in new if name in old]:
+                what = f"a and b both have {', '.join(both)}."
+                raise FleetError([Problem((), what, "Name different runs: -e a=RUN -e b=RUN.")])
+            b = self._side(results_dir, old)
             found, differs = compare(a, b, rules), differences(a, b)
             names = a.name, b.name
             text, data = (
                 comparison_text(names, found, differs, rules),
                 comparison_json(names, found, differs, rules),
             )
-            worse, name = worse_text(found), f"{a.name}-{b.name}"
-        path = results_dir / "comparisons" / f"{name[:200]}.json"
+            worse, name = worse_text(found), f"{a.name[:100]}-{b.name[:100]}"
+        path = results_dir / "comparisons" / f"{name}.json"
         path.parent.mkdir(exist_ok=True)
         write_json(path, data)
         self.show(f"\n{text}\n{path}")
@@ -80,22 +81,22 @@ class ActionModule(ControllerAction):
 
     def _side(self, results_dir: Path, names: list[str]) -> Side:
         """Return the rows of the named runs, taken together."""
-        runs = [read_run(results_dir, resolve_run(results_dir, name)) for name in names]
+        runs = [read_run(results_dir, name) for name in names]
         for note in (note for run in runs for note in run.notes):
             self._display.warning(note)
         hosts = {host: facts for run in runs for host, facts in run.hosts.items()}
         return Side("+".join(run.name for run in runs), tuple(row for run in runs for row in run.rows), hosts)
 
 
-def _before(results_dir: Path, a: Side) -> list[str]:
-    """Return the last run before the first of a's with one of its deployments."""
+def _before(results_dir: Path, name: str) -> str:
+    """Return the last run before one with one of its deployments."""
     index = ResultsIndex(results_dir)
     index.update()
-    earlier = index.before(a.name.split("+")[0])
+    earlier = index.before(name)
     if not earlier:
-        what = f"no run before {a.name} measured one of its deployments on its hosts."
+        what = f"no run before {name} measured one of its deployments on its hosts."
         raise FleetError([Problem((), what, "Name a run (-e b=RUN), or use -e b=published.")])
-    return earlier[:1]
+    return earlier[0]
 
 
 def _share(name: str, options: Mapping[str, Any]) -> float:

@@ -20,7 +20,7 @@ description:
     RV(worse) names.
 options:
   a:
-    description: The runs that are judged, taken together. V(latest) is the last one.
+    description: The runs that are judged, taken together. V(latest) is the last one, V(fp8-new-*) are all that match.
     type: list
     elements: str
     default: [latest]

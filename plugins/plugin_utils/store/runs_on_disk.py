@@ -6,6 +6,7 @@ These files are the truth; they are written once, or appended to, and never chan
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,13 @@ def run_names(results_dir: Path) -> list[str]:
         and any((path / name).is_file() for name in (ROWS, SUMMARY))
     ]
     return sorted(names, key=natural)
+
+
+def resolve_runs(results_dir: Path, names: Sequence[str]) -> list[str]:
+    """Return the names of runs, each once; `new-*` means all that match. Raise FleetError with the nearest name."""
+    there = run_names(results_dir)
+    found = [fnmatch.filter(there, name) or [resolve_run(results_dir, name)] for name in names]
+    return list(dict.fromkeys(name for group in found for name in group))
 
 
 def resolve_run(results_dir: Path, name: str) -> str:

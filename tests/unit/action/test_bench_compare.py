@@ -72,6 +72,12 @@ def test_what_is_worse_ends_the_run_with_an_error(place: Path) -> None:
     assert {item["name"] for item in data["differences"]} == {"name"}
 
 
+def test_a_pattern_means_all_runs_that_match(place: Path) -> None:
+    code, text = run(place, "a=slow-new-*", "b=slow-old-*")
+    assert code == 2
+    assert "a: slow-new-0+slow-new-1, against b: slow-old-0+slow-old-1. 1 cell compared: 1 worse." in text
+
+
 def test_the_run_may_only_report(place: Path) -> None:
     code, text = run(place, *SLOW, "allow_worse=true")
     assert code == 0
@@ -98,7 +104,9 @@ def test_published_results_beside_a_run(place: Path) -> None:
     [
         (("a=slow-new-3",), "has no run slow-new-3. Did you mean slow-new-"),
         (("a=amd", "b=previous"), "no run before amd measured one of its deployments on its hosts."),
-        (("a=amd", "b=latest"), "a and b are both amd."),
+        (("a=fast-*",), "has no run fast-*."),
+        (("a=slow-*", "b=slow-old-*"), "a and b both have slow-old-0, slow-old-1."),
+        (("a=amd", "b=latest"), "a and b both have amd."),
         (("compare_tolerance=0",), "compare_tolerance is 0, which is not a usable percentage."),
         (("compare_tolerance=x",), "-e compare_tolerance=x: must be a number."),
         (("alow_worse=true",), "Did you mean allow_worse?"),
