@@ -72,6 +72,7 @@ ORDER = (
     "suites",
     "real_suites",
     "slo_search",
+    "compare",
     "burnin",
     "storage",
     "accuracy",
