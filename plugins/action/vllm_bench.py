@@ -26,6 +26,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.store.search_journa
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import suite_commands
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import DatasetFile, with_dataset
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.search import InstanceSearch
+from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.suite import PRECISE
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 _OF_JOBS = ("args", "suite", "overrides", "repeat", "most", "warmups", "half_width", "results_dir")
@@ -194,7 +195,7 @@ def _jobs(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, InstanceS
         "most": max(repeat, int(_number(given, "most", 10)))
         if repeat > 2
         else repeat,  # fewer have no interval
-        "half_width": _number(given, "half_width", 0.02),
+        "half_width": _number(given, "half_width", PRECISE),
         "warmups": int(_number(given, "warmups", 0)),
         "seed": int(time.time()) if seed is None else int(_number({"args.seed": seed}, "args.seed", 0)),
     }

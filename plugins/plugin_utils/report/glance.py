@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..suites.suite import PRECISE
 from ..text import plural
 from .cell_summary import relative_half_width
 from .gpu_findings import GpuFinding, headline, unjudged
 
 Row = Mapping[str, Any]
-WIDE = 0.02
-"""Intervals wider than ± this share are said to be wide: repeats end there (docs/results.md)."""
 
 
 def glance(
@@ -74,10 +73,10 @@ def precision(rows: Sequence[Row]) -> str:
     widths = [width for row in rows if (width := relative_half_width(row)) is not None]
     if not widths:
         return f"{count} runs of each load"
-    wide = sum(width > WIDE for width in widths)
+    wide = sum(width > PRECISE for width in widths)
     text = f"{count} runs of each load; 95% intervals ±{statistics.median(widths):.1%} in the middle"
     text += f", ±{max(widths):.1%} at most" if len(widths) > 1 else ""
-    return text + (f"; wider than ±{WIDE:.0%} in {wide:,} of {len(widths):,} measurements" if wide else "")
+    return text + (f"; wider than ±{PRECISE:.0%} in {wide:,} of {len(widths):,} measurements" if wide else "")
 
 
 def attention(

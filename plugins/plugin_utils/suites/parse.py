@@ -14,7 +14,19 @@ from ..catalog.checker import Checker
 from ..catalog.load import Knowledge
 from ..measurement.requests import LoadPoint
 from ..measurement.slo_search import SearchRules
-from .suite import LOAD_ARGUMENTS, LOADS, SERVE, Group, PromptRule, Repeats, Shape, Slo, Suite, Variant
+from .suite import (
+    LOAD_ARGUMENTS,
+    LOADS,
+    PRECISE,
+    SERVE,
+    Group,
+    PromptRule,
+    Repeats,
+    Shape,
+    Slo,
+    Suite,
+    Variant,
+)
 
 SUITE_KEYS = (
     "schema", "suite", "title", "repeats", "percentiles", "slos", "variants",
@@ -101,7 +113,7 @@ class _Parser:
             warmups=self.check.integer(keys.get("warmups", 1), (*where, "warmups"), 1, 0, 100),
             blocks=blocks,
             most=self.check.integer(keys.get("most", max(10, blocks)), (*where, "most"), blocks, blocks, 100),
-            half_width=self.number(keys.get("half_width", 0.02), (*where, "half_width")) or 0.02,
+            half_width=self.number(keys.get("half_width", PRECISE), (*where, "half_width")) or PRECISE,
         )
 
     def group(self, value: Any, path: Path) -> Group:

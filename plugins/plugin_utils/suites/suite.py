@@ -13,6 +13,8 @@ from ..measurement.requests import LoadPoint
 from ..measurement.slo_search import SearchRules
 
 SERVE = "serve"
+PRECISE = 0.02
+"""Half the width of the interval of a median, as a share of it, at which repeats end unless a suite has its own."""
 LOADS: Mapping[str, tuple[str, ...]] = {
     "serve": ("concurrency", "rate", "all"),
     "latency": ("batch",),

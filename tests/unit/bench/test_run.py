@@ -33,6 +33,7 @@ from ansible_collections.instinct.fleet.plugins.modules import vllm_bench
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import collect
+from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.suite import PRECISE
 
 from tests.helpers.eventually import GENEROUS
 from tests.helpers.module_docs import documented_by
@@ -741,6 +742,7 @@ def test_documentation_is_the_argument_spec() -> None:
     for name, option in spec.items():
         for key in ("type", "default", "required", "elements", "choices"):
             assert documented[name].get(key) == option.get(key), (name, key)
+    assert spec["half_width"]["default"] == PRECISE  # nodes cannot import it
 
 
 def test_documented_entries_are_the_returned_ones(docker: FakeDocker, run_module: Any) -> None:
