@@ -44,16 +44,15 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables i
     to_plain_data,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause, failed_item
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
-    ResultsError,
-    check_run,
-    free_run,
-    json_text,
-    write_run,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import json_text, write_run
 from ansible_collections.instinct.fleet.plugins.plugin_utils.store.accuracy_runs import (
     FILE,
     read_accuracy_runs,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.run_names import (
+    ResultsError,
+    check_run,
+    free_run,
 )
 
 RESULTS, FAILURE = ("__accuracy_result", "__accuracy_lm_eval"), "__accuracy_failure"

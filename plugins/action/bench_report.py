@@ -29,10 +29,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file impo
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import read_run_context
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.earlier import read_earlier
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
-    ResultsError,
-    check_run,
     csv_text,
-    free_run,
     json_text,
     run_files,
     write_run,
@@ -49,6 +46,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary impo
     collect,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.text import text_summary
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.run_names import (
+    ResultsError,
+    check_run,
+    free_run,
+    node_directory,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.store.search_journal import remove_journals
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -120,14 +123,17 @@ def _write(
         around = read_run_context(results_dir, summary, measured.rows, bool(plan))
         files["report.html"] = render_report(summary, around)
     directory = write_run(results_dir, run, files)
+    on_nodes = {}
     if options["run"]:
         remove_journals(results_dir, options["run"])
+        on_nodes = {"on_nodes": node_directory(options["run"])}
     paths = [
         str(directory / name)
         for name in ("report.html", "benchmarks.csv", "slo.csv", "summary.json")
         if name in files
     ]
     return {
+        **on_nodes,
         "changed": True,
         "run": run,
         "directory": str(directory),

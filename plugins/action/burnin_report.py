@@ -21,12 +21,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables i
     to_plain_data,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import json_text, write_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.run_names import (
     ResultsError,
     check_run,
     free_run,
-    json_text,
-    write_run,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
 

@@ -37,12 +37,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances i
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import OK
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import json_text, write_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.run_names import (
     ResultsError,
     check_run,
     free_run,
-    json_text,
-    write_run,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 

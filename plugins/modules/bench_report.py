@@ -89,6 +89,11 @@ failures:
   type: list
   elements: dict
   sample: [{host: n3, what: connection, message: "Connection timed out"}]
+on_nodes:
+  description: The directory in which nodes keep the measurements of O(run), which are in the results now.
+  returned: when something was measured or failed, with O(run)
+  type: str
+  sample: /var/lib/instinct-fleet/bench/20260131T101500Z
 text:
   description: The printed summary.
   returned: when something was measured or failed

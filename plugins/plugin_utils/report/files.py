@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...module_utils.common.bench_metrics import METRICS
+from ..store.run_names import ResultsError
 from .summary import Measured
 
 Row = Mapping[str, Any]
@@ -48,30 +49,6 @@ _HOST = (
     "kernel",
     "os",
 )
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-class ResultsError(Exception):
-    """The results cannot be written as requested."""
-
-
-def check_run(run: str) -> str:
-    """Return the name of a run if it is valid for a directory. Raise ResultsError if not."""
-    if not _RUN.fullmatch(run) or run == "latest":
-        raise ResultsError(
-            f"run: {run!r} cannot name a run. Use up to 64 letters, digits, dots, dashes and underscores, "
-            "not 'latest', or leave it empty for the time in UTC."
-        )
-    return run
-
-
-def free_run(results_dir: Path, run: str) -> str:
-    """Return `run`, or `run`-2, -3 … if the run exists already: measurements are never overwritten."""
-    name, number = run, 1
-    while (results_dir / name).exists():
-        number += 1
-        name = f"{run}-{number}"
-    return name
 
 
 def run_files(measured: Measured) -> dict[str, str | bytes]:
