@@ -46,13 +46,17 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary impo
     collect,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.text import text_summary
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.continuation import UnfinishedRun
 from ansible_collections.instinct.fleet.plugins.plugin_utils.store.run_names import (
     ResultsError,
     check_run,
     free_run,
     node_directory,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.search_journal import remove_journals
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.unfinished_runs import (
+    keep_unfinished,
+    remove_unfinished,
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "run": {"type": "str", "default": ""},
@@ -60,6 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hosts": {"type": "list", "elements": "str"},
     "report": {"type": "bool", "default": True},
     "plan": {"type": "dict"},
+    "begin": {"type": "dict"},
 }
 
 
@@ -74,6 +79,8 @@ class ActionModule(ControllerAction):
         """Return run, directory, failures and text; or fail when the results cannot be written."""
         if self._task.check_mode:
             return {"changed": False, "skipped": True, "msg": "Nothing is measured in check mode."}
+        if options["begin"]:
+            return _begin(options)
         reader = InventoryReader(facts)
         hosts = reader.hosts(options["hosts"] or None)
         own = {host: reader.values(host, VARIABLES, lenient=True) for host in hosts}
@@ -96,16 +103,31 @@ def _lock(directory: Path) -> Lock:
         return Lock()
 
 
+def _begin(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what a run measures, for the command that goes on if this one is killed."""
+    given = options["begin"]
+    try:
+        run = UnfinishedRun.from_json(check_run(str(given.get("name"))), given)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ResultsError(f"begin: is no run of fleet_plan ({error!r}).") from None
+    keep_unfinished(_results_dir(options), run)
+    return {"changed": False, "run": run.name}
+
+
+def _results_dir(options: Mapping[str, Any]) -> Path:
+    return Path(options["results_dir"]).expanduser().absolute()
+
+
 def _write(
     options: Mapping[str, Any], own: Mapping[str, Any], redact: Redactor, sources: SoftwareSources
 ) -> dict[str, Any]:
     now = datetime.now(UTC)
-    results_dir = Path(options["results_dir"]).expanduser().absolute()
+    results_dir = _results_dir(options)
     run = free_run(results_dir, check_run(options["run"] or now.strftime("%Y%m%dT%H%M%SZ")))
     models = {pci_id: model.name for model in load_gpus().models for pci_id in model.pci_ids}
     measured = collect(list(own), own, redact, models, sources)
     if not measured.rows and not measured.failures:
-        return {"changed": False, "msg": "There was no instance to measure."}
+        return {**_over(options), "changed": False, "msg": "There was no instance to measure."}
     summary = build_summary(run, now.strftime("%Y-%m-%dT%H:%M:%SZ"), measured, read_earlier(results_dir))
     files: dict[str, str | bytes] = {
         "summary.json": json_text(summary),
@@ -123,20 +145,24 @@ def _write(
         around = read_run_context(results_dir, summary, measured.rows, bool(plan))
         files["report.html"] = render_report(summary, around)
     directory = write_run(results_dir, run, files)
-    on_nodes = {}
-    if options["run"]:
-        remove_journals(results_dir, options["run"])
-        on_nodes = {"on_nodes": node_directory(options["run"])}
     paths = [
         str(directory / name)
         for name in ("report.html", "benchmarks.csv", "slo.csv", "summary.json")
         if name in files
     ]
     return {
-        **on_nodes,
+        **_over(options),
         "changed": True,
         "run": run,
         "directory": str(directory),
         "failures": summary["failures"],
         "text": "\n".join([text_summary(summary), *paths]),
     }
+
+
+def _over(options: Mapping[str, Any]) -> dict[str, str]:
+    """Forget that a named run is unfinished. Return where nodes keep what they can remove now."""
+    if not options["run"]:
+        return {}
+    remove_unfinished(_results_dir(options), options["run"])
+    return {"on_nodes": node_directory(options["run"])}

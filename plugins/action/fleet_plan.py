@@ -122,11 +122,13 @@ class ActionModule(ControllerAction):
         held = tuple(host for found in foreign.values() for host in found) if locking else None
         live = request.requested_live(options, plan)
         todo = live_todo(data, live) if live else todo_hosts(news, plan.balancers, data, rollout, held, new)
-        if any(suites.values()):
-            cells = _checked_cells(knowledge, suites, options["kinds"], todo)
-            news = replace(news, warnings=(*news.warnings, *cells))
+        warnings, cells = (
+            _checked_cells(knowledge, suites, options["kinds"], todo) if any(suites.values()) else ((), ())
+        )
+        news = replace(news, warnings=(*news.warnings, *warnings))
+        run, of_run = _benchmark_run(knowledge, options, reader, todo, cells, checked.fleet)
         lines = request.explain_request(options, plan, data, rollout, endpoint, others)
-        text = "\n".join([explain(news, options["explain"]), *lines])
+        text = "\n".join([explain(news, options["explain"]), *lines, *of_run])
         self.show(f"\n{text}")
         if options["plan_file"]:
             # Also in check mode: it is what was asked for, and no change of the fleet.
@@ -138,6 +140,7 @@ class ActionModule(ControllerAction):
             "todo": [] if offline else todo,
             "rollout": rollout.to_json() if rollout else None,
             "kinds": list(options["kinds"]),
+            "run": run,
             "partial": list(news.partial),
             "hold": request.hold_seconds(options, data),
             "changes": news.changes,
@@ -226,14 +229,40 @@ def _checked_cells(
     suites: Mapping[str, Mapping[str, Any]],
     kinds: Sequence[str],
     todo: Iterable[Mapping[str, Any]],
-) -> list[str]:
-    """Return the warnings of suites. Raise FleetError with what would make their measurement fail."""
+) -> tuple[Sequence[str], Sequence[Any]]:
+    """Return the warnings of suites, and their cells. Raise FleetError with what would make their measurement fail."""
     from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import (
         check_cells,
         measured_instances,
     )
 
     return check_cells(knowledge, suites, kinds, measured_instances(todo))
+
+
+def _benchmark_run(
+    knowledge: Knowledge,
+    options: Mapping[str, Any],
+    reader: InventoryReader,
+    todo: Iterable[Mapping[str, Any]],
+    cells: Sequence[Any],
+    fleet: Fleet,
+) -> tuple[dict[str, Any] | None, Sequence[str]]:
+    """Return the run of a benchmark, and lines about one that goes on; None of another operation, or without one."""
+    if options["operation"] != BENCHMARK:
+        return None, ()
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.store.begin import (
+        begin_run,
+        benchmark_variables,
+    )
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import measured_instances
+
+    instances = measured_instances(todo)
+    if not instances:
+        return None, ()
+    kept = {host.name: host.state.benchmarks for host in fleet.hosts if host.state}
+    names = benchmark_variables(options["kinds"])
+    given = {host: reader.values(host, names) for host in reader.hosts(options["hosts"])}
+    return begin_run(knowledge, options, given, instances, cells, kept)
 
 
 def canary_rules(options: Mapping[str, Any]) -> CanaryTolerances:

@@ -22,7 +22,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.cells import describe_cell
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.search_journal import SearchJournal
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.unfinished_runs import ProbeJournal
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import suite_commands
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import DatasetFile, with_dataset
 from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.search import InstanceSearch
@@ -64,7 +64,7 @@ class ActionModule(ProgramAction):
             self._display.warning(printable(text))
         kept = {name: value for name, value in given.items() if name not in _OF_JOBS}
         results_dir = Path(str(given.get("results_dir") or "results")).expanduser().absolute()
-        self._journal = SearchJournal(results_dir, str(given.get("run") or ""), self._host(dict(facts)))
+        self._journal = ProbeJournal(results_dir, str(given.get("run") or ""), self._host(dict(facts)))
         most = max((len(job["cells"]) for job in jobs.values()), default=1)
         return {**kept, "jobs": self._bound(jobs), "timeout": most * int(_number(given, "timeout", _TIMEOUT))}
 

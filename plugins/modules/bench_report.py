@@ -40,6 +40,12 @@ options:
     description: Write C(report.html). Without it, no plots are drawn.
     type: bool
     default: true
+  begin:
+    description:
+      - The RV(instinct.fleet.fleet_plan#module:run) that begins. Only this is written then, to
+        C(results_dir/.NAME.unfinished), until O(run) of that name is reported. A command that follows a killed one
+        goes on with it.
+    type: dict
   plan:
     description: The plan to store with the results. Default is the plan in C(fleet_plan_result), if defined.
     type: dict

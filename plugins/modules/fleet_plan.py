@@ -183,6 +183,16 @@ options:
     elements: str
     choices: [serve, latency, throughput]
     default: []
+  run:
+    description:
+      - Name of a benchmark's run. Without it, the newest unfinished one goes on that measures the same and is younger
+        than 24 hours, or a new one is named after the time in UTC.
+    type: str
+    default: ""
+  results_dir:
+    description: Where runs are kept, on the control node. Unfinished ones are looked for there.
+    type: path
+    default: results
   live:
     description:
       - Whether V(benchmark) measures through a load balancer and drains nothing. RV(todo) then names the hosts of the
@@ -254,6 +264,11 @@ kinds:
   type: list
   elements: str
   sample: [serve]
+run:
+  description: The run of V(benchmark), begun now or before, and what it measures; null where nothing is measured.
+  returned: success
+  type: dict
+  sample: {name: 20260131T101500Z, begun: "2026-01-31T10:15:00Z", request: {suite: serving}, fingerprints: {}}
 partial:
   description: Images that must be probed before the plan is complete.
   returned: success

@@ -249,6 +249,11 @@ node_state:
       type: dict
       sample: {run: 1d0b3c/4026531836/4242/99817, who: ann@control1, command: upgrade.yml,
                started: "2026-01-01T00:00:00Z", tag: "1d0b3c/4026531836/4242/99817:3", at_work: true, left: 118.2}
+    benchmarks:
+      description: What is kept of benchmarks that were not reported. C(runs) are the finished runs of each cell.
+      type: list
+      elements: dict
+      sample: [{run: 20260131T101500Z, target: llama-0-serve, runs: [3, 3, 1]}]
     problems:
       description: Sources that could not be read.
       type: list
@@ -419,6 +424,21 @@ def process_of(pid_file: str, word: bytes) -> bool:
             return word in command.read()
     except (OSError, ValueError):
         return False
+
+
+def read_benchmarks(data_dir: str) -> list[dict[str, Any]]:
+    """Return the finished runs of each cell, by run and target, from the names of their files: CELL.BLOCK.json."""
+    top = f"{data_dir}/bench"
+    found = []
+    for run in listing(top):
+        for target in listing(f"{top}/{run}"):
+            runs: dict[str, int] = {}
+            for name in listing(f"{top}/{run}/{target}"):
+                cell, _dot, block = name.partition(".")
+                if cell.isdigit() and block[:-5].isdigit() and block[:1] != "0" and block[-5:] == ".json":
+                    runs[cell] = runs.get(cell, 0) + 1
+            found.append({"run": run, "target": target, "runs": [runs[cell] for cell in sorted(runs)]})
+    return found
 
 
 def read_driver(source: Source) -> dict[str, Any]:
@@ -1343,6 +1363,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
         "balancer", {**NO_BALANCER}, read_balancer, source, args["state_dir"], args["data_dir"]
     )
     state["lease"] = part("lease", None, read_run, source)
+    state["benchmarks"] = part("benchmarks", [], read_benchmarks, args["data_dir"])
     docker_root = docker["root_dir"] or "/var/lib/docker"
     state["disk"] = read_disk(source, [docker_root, *cache_dirs, args["data_dir"]])
     state["problems"] = source.problems

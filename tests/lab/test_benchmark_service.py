@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ LOAD: dict[str, Any] = {
 }
 OFFLINE: dict[str, Any] = {"input_len": 16, "output_len": 16, "num_iters": 2, "num_iters_warmup": 1}
 COUNT = re.compile(r"^vllm:request_success_total(?:\{.*\})? ([0-9.e+]+)$", re.MULTILINE)
+NODE = "/var/lib/instinct-fleet/bench"
 CLIENT = "docker ps --format '{{.Names}}' | grep -q ^instinct-bench- && echo yes"
 BOOK = "docs/runbooks/benchmark.md"
 OUT = "cat /var/lib/instinct-fleet/balancer/out.json 2> /dev/null || echo '{}'"
@@ -57,6 +60,16 @@ def book(lab: Lab, *args: str) -> Run:
     command = " ".join(["playbooks/benchmark.yml", *args]).replace("lab-n2,lab-n1", "mi300x-01,lb-01")
     assert f"$ ansible-playbook -i inventory/mine {command}\n" in text, command
     return lab.play("benchmark", *args)
+
+
+def said(run: Run) -> str:
+    """What a run printed, without its line ends."""
+    return " ".join(run.out.split())
+
+
+def unfinished(lab: Lab) -> list[str]:
+    """The names of the runs that were not reported."""
+    return [path.name[1 : -len(".unfinished")] for path in (lab.tmp / "results").glob(".*.unfinished")]
 
 
 def measured(lab: Lab) -> list[tuple[str, str]]:
@@ -233,6 +246,41 @@ def test_one_that_dies_under_load_is_named_and_the_others_are_measured(endpoint:
     wanted(lab, lab.hosts)
 
 
+def test_the_same_command_goes_on_and_measures_nothing_twice(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    assert lab.killed_at("Measure serving", "benchmark", times=3, later=0)
+    (name,) = unfinished(lab)
+    other = lab.play("benchmark", "--check", "-e", "benchmark_repeat=1")
+    assert f"leaves run {name}, begun" in said(other)
+    assert "it measures something else (other benchmark_repeat)" in said(other)
+    refused = lab.play("benchmark", "-e", "benchmark_repeat=1", "-e", f"benchmark_run={name}")
+    assert refused.rc == 2
+    assert f"run {name}, begun" in said(refused)
+    begun = time.time()
+    run = lab.play("benchmark")
+    assert run.rc == 0, run.out[-4000:]
+    assert f"continues run {name}, begun" in said(run)
+    assert "2 of 4 cells are measured; -e benchmark_run=NEW begins another" in said(run)
+    rows = [
+        json.loads(line)
+        for line in (lab.tmp / "results" / name / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    starts: dict[tuple[str, str], set[bool]] = {}
+    for row in rows:
+        earlier = datetime.fromisoformat(row["started"]).timestamp() < begun
+        starts.setdefault((row["host"], row["instance"]), set()).add(earlier)
+    assert sorted(starts) == ALL
+    whole = [item for item, found in starts.items() if found == {True}]
+    print(f"of {len(rows)} runs, those of {whole} are of the first command")
+    assert len(whole) == 2
+    assert unfinished(lab) == []
+    for host in lab.hosts:
+        assert lab.on(host, f"ls {NODE}/{name} 2>/dev/null", check=False) == ""
+    all_back(endpoint)
+    # What is finished is over.
+    assert "continues" not in lab.play("benchmark", "--check").out
+
+
 @pytest.mark.parametrize(
     ("tags", "task"),
     [
@@ -258,4 +306,5 @@ def test_the_next_run_returns_what_a_killed_one_left(
     all_back(endpoint)
     if then == ("benchmark",):
         assert measured(lab) == ALL
+        assert f"{'leaves' if tags else 'continues'} run 20" in said(run)
     assert not [host for host in lab.hosts if lab.on(host, CLIENT, check=False).strip()]

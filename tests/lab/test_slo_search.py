@@ -34,7 +34,7 @@ groups:
     num_prompts: {{count: 44}}
     args: {{ignore_eos: true, temperature: 0}}
 """
-RUN = "search"
+JOURNALS = ".*.unfinished/*.jsonl"
 
 
 def test_a_killed_search_goes_on_and_finds_the_knee(lab: Lab) -> None:
@@ -54,24 +54,26 @@ def test_a_killed_search_goes_on_and_finds_the_knee(lab: Lab) -> None:
         "-e",
         f"benchmark_suite={suite}",
         "-e",
-        f"benchmark_run={RUN}",
-        "-e",
         "at_once=true",
     )
-    journals = results / f".{RUN}.searches"
     victim = lab.start(*command)
     try:
-        wait_for("two probes", lambda: any(_probes(path) > 1 for path in journals.glob("*.jsonl")))
+        wait_for("two probes", lambda: any(_probes(path) > 1 for path in results.glob(JOURNALS)))
     finally:
         os.killpg(victim.pid, signal.SIGKILL)
         victim.communicate()
-    kept = {path.stem: _probes(path) for path in journals.glob("*.jsonl")}
+    kept = {path.stem: _probes(path) for path in results.glob(JOURNALS)}
+    (place,) = results.glob(".*.unfinished")
+    name = place.name[1 : -len(".unfinished")]
     run = lab.play(*command)
     assert run.rc == 0, run.out
-    assert f"of {RUN} kept from an interrupted call" in " ".join(run.out.split())
-    assert not journals.exists()
+    text = " ".join(run.out.split())
+    assert f"continues run {name}, begun" in text
+    assert f"it has {sum(kept.values())} probes" in text
+    assert f"of {name} kept from an interrupted call" in text
+    assert not place.exists()
 
-    summary: dict[str, Any] = json.loads((results / RUN / "summary.json").read_text(encoding="utf-8"))
+    summary: dict[str, Any] = json.loads((results / name / "summary.json").read_text(encoding="utf-8"))
     assert summary["failures"] == []
     searches = summary["slo_searches"]
     assert [item["host"] for item in searches] == lab.hosts
@@ -83,12 +85,11 @@ def test_a_killed_search_goes_on_and_finds_the_knee(lab: Lab) -> None:
         assert sorted(row["probe"] for row in rows) == list(range(1, item["probes"] + 1))
         assert item["probes"] >= kept.get(item["host"], 0)
         assert [row["cell"] for row in rows if row["at_slo"]] == [item["cell"]]
-        assert lab.on(item["host"], f"ls /var/lib/instinct-fleet/bench/{RUN} 2>/dev/null", check=False) == ""
-    with open(results / RUN / "slo.csv", encoding="utf-8") as stream:
+        assert lab.on(item["host"], f"ls /var/lib/instinct-fleet/bench/{name} 2>/dev/null", check=False) == ""
+    with open(results / name / "slo.csv", encoding="utf-8") as stream:
         assert [row["value"] for row in csv.DictReader(stream)] == [str(SLOTS)] * len(lab.hosts)
-    text = " ".join(run.out.split())
     assert "output tok/s at SLO prompt (in16-out10, 2 of 2 instances)" in text
-    assert "Throughput at the SLO" in (results / RUN / "report.html").read_text(encoding="utf-8")
+    assert "Throughput at the SLO" in (results / name / "report.html").read_text(encoding="utf-8")
 
 
 def _probes(path: Any) -> int:

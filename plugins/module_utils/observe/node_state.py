@@ -7,6 +7,7 @@ import os
 import sys
 
 from .balancer import NO_BALANCER, read_balancer
+from .benchmarks import read_benchmarks
 from .driver import read_driver, read_rocm
 from .engine import ask_docker, read_docker, read_images
 from .generations import read_generations
@@ -101,6 +102,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
         "balancer", {**NO_BALANCER}, read_balancer, source, args["state_dir"], args["data_dir"]
     )
     state["lease"] = part("lease", None, read_run, source)
+    state["benchmarks"] = part("benchmarks", [], read_benchmarks, args["data_dir"])
     docker_root = docker["root_dir"] or "/var/lib/docker"
     state["disk"] = read_disk(source, [docker_root, *cache_dirs, args["data_dir"]])
     state["problems"] = source.problems

@@ -247,6 +247,11 @@ node_state:
       type: dict
       sample: {run: 1d0b3c/4026531836/4242/99817, who: ann@control1, command: upgrade.yml,
                started: "2026-01-01T00:00:00Z", tag: "1d0b3c/4026531836/4242/99817:3", at_work: true, left: 118.2}
+    benchmarks:
+      description: What is kept of benchmarks that were not reported. C(runs) are the finished runs of each cell.
+      type: list
+      elements: dict
+      sample: [{run: 20260131T101500Z, target: llama-0-serve, runs: [3, 3, 1]}]
     problems:
       description: Sources that could not be read.
       type: list

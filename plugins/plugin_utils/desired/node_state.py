@@ -165,6 +165,15 @@ class Disk:
 
 
 @dataclass(frozen=True)
+class KeptRuns:
+    """What is kept of a benchmark that was not reported: of a target ("llama-0-serve"), the runs of each cell."""
+
+    name: str
+    target: str
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class NodeState:
     """A host as observed."""
 
@@ -202,6 +211,7 @@ class NodeState:
     hcas: tuple[Hca, ...] = ()
     verbs: bool = False  # programs can use the RDMA devices
     problems: tuple[ObservedProblem, ...] = ()
+    benchmarks: tuple[KeptRuns, ...] = field(default=(), compare=False)
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> NodeState:
@@ -264,6 +274,10 @@ class NodeState:
             verbs=bool(state.get("verbs")),
             problems=tuple(
                 ObservedProblem(str(item["what"]), str(item["error"])) for item in state.get("problems") or ()
+            ),
+            benchmarks=tuple(
+                KeptRuns(str(item["run"]), str(item["target"]), tuple(map(int, item["runs"])))
+                for item in state.get("benchmarks") or ()
             ),
         )
 

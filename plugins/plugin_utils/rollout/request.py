@@ -49,6 +49,8 @@ VARIABLES = {
     "measure_timeout": "benchmark_timeout",
     "live": "live",
     "rate": "rate",
+    "run": "benchmark_run",
+    "results_dir": "benchmark_results_dir",
 }
 """Options that are given a variable of the operator, which says their type and default."""
 OPTIONS: dict[str, dict[str, Any]] = {

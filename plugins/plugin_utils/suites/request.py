@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.errors import FleetError, Problem, host_names
@@ -39,13 +41,30 @@ def requested_kinds(
     return next(iter(kinds.values()), (SERVE,))
 
 
+@dataclass(frozen=True)
+class PlannedCells:
+    """How many cells of a kind a run measures of an instance. blocks: runs that each of them has at least."""
+
+    host: str
+    instance: str
+    kind: str
+    count: int
+    blocks: int
+
+    @property
+    def target(self) -> str:
+        """Return its directory on the node."""
+        return f"{self.instance}-{self.kind}"
+
+
 def check_cells(
     knowledge: Knowledge,
     variables: Mapping[str, Mapping[str, Any]],
     kinds: Sequence[str],
     instances: Iterable[tuple[str, Mapping[str, Any]]],
-) -> list[str]:
-    """Return what the suites of hosts leave out of each instance, and other warnings; equal ones of several hosts once.
+) -> tuple[list[str], list[PlannedCells]]:
+    """Return what the suites of hosts leave out of each instance, and other warnings, equal ones of several hosts once;
+    and what they measure.
 
     variables: SUITE and SUITE_ARGS of each host, evaluated. instances: with their hosts. Raise FleetError with
     everything that would make the measurement fail.
@@ -53,6 +72,7 @@ def check_cells(
     read: dict[str, Suite] = {}
     problems: list[Problem] = []
     warned: dict[tuple[str, str], dict[str, None]] = {}
+    planned: list[PlannedCells] = []
     for host, instance in instances:
         given = variables.get(host, {})
         name = str(given.get(SUITE) or "")
@@ -68,9 +88,12 @@ def check_cells(
         omitted = (f"{item.name} is left out. {item.reason}" for item in cells.omitted)
         for text in (*cells.warnings, *omitted):
             warned.setdefault((suite.name, text), {})[host] = None
+        for kind, count in Counter(cell.kind for cell in cells.cells).items():
+            planned.append(PlannedCells(host, str(instance["name"]), kind, count, cells.blocks))
     if problems:
         raise FleetError(problems)
-    return [f"suite {name}, {host_names(tuple(hosts))}: {text}" for (name, text), hosts in warned.items()]
+    warnings = [f"suite {name}, {host_names(tuple(hosts))}: {text}" for (name, text), hosts in warned.items()]
+    return warnings, planned
 
 
 def measured_instances(todo: Iterable[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.inputs import last_plan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.store.unfinished_runs import read_unfinished
 
 from tests import ROOT
 from tests.worlds.bench_samples import entry, small_fleet, variables
@@ -97,9 +98,41 @@ def test_a_run_is_never_overwritten_and_gets_a_name_of_its_own(report: Run, tmp_
     assert json.loads((tmp_path / "results/r-2/summary.json").read_text())["run"] == "r-2"
 
 
+BEGUN = {"name": "r1", "begun": "2026-01-31T11:00:00Z", "request": {"suite": "quick"}, "fingerprints": {}}
+
+
+def test_a_run_is_unfinished_from_its_beginning_to_its_report(report: Run, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    begun = report({}, begin=BEGUN)
+    assert (begun["changed"], begun["run"], begun["printed"]) == (False, "r1", [])
+    (run,) = read_unfinished(results)
+    assert run.to_json() == BEGUN
+    result = report(small_fleet(), run="r1", report=False)
+    assert (result["run"], result["on_nodes"]) == ("r1", "/var/lib/instinct-fleet/bench/r1")
+    assert sorted(path.name for path in results.iterdir()) == ["latest", "r1"]
+    assert "on_nodes" not in report(small_fleet(), report=False)
+
+
+def test_a_run_in_which_nothing_was_measured_is_over_too(report: Run, tmp_path: Path) -> None:
+    report({}, begin=BEGUN)
+    result = report({"n1": variables("n1", [])}, run="r1")
+    assert (result["changed"], result["on_nodes"]) == (False, "/var/lib/instinct-fleet/bench/r1")
+    assert list((tmp_path / "results").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"name": "../x"}, "cannot name a run"), ({"begun": "today"}, "begin: ")]
+)
+def test_what_does_not_begin_a_run(report: Run, tmp_path: Path, change: dict[str, str], message: str) -> None:
+    result = report({}, begin={**BEGUN, **change})
+    assert (result["failed"], message in result["msg"]) == (True, True), result["msg"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_check_mode_writes_nothing(report: Run, tmp_path: Path) -> None:
-    result = report(small_fleet(), check=True)
-    assert (result["changed"], result["skipped"]) == (False, True)
+    for args in ({}, {"begin": BEGUN}):
+        result = report(small_fleet(), check=True, **args)
+        assert (result["changed"], result["skipped"]) == (False, True)
     assert list(tmp_path.iterdir()) == []
 
 

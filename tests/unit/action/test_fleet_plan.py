@@ -326,6 +326,38 @@ def test_the_suite_of_each_host_is_checked(fleet: Fleet) -> None:
     assert "quick (serve) on n1; cpx (throughput) on n2." in run.stdout
 
 
+def test_a_benchmark_goes_on_where_the_same_command_was_killed(fleet: Fleet) -> None:
+    measured = PLAYBOOK.replace(
+        "        refresh:",
+        "        operation: benchmark\n        suite: serving\n        run: \"{{ benchmark_run | default('') }}\"\n"
+        "        refresh:",
+    )
+    fleet.write({"n1": state()}, vllm_deployments=[deployment()])
+    fleet.lock.write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
+    assert fleet.run().returncode == 0
+    assert fleet.result()["run"] is None
+    serving = apply_to_state(state(), fleet.result()["plan"]["hosts"]["n1"])
+    names = sorted(item["name"] for item in serving["instances"])
+    kept = [{"run": "r1", "target": f"{name}-serve", "runs": [3, 1]} for name in names]
+    fleet.write({"n1": {**serving, "benchmarks": kept}}, vllm_deployments=[deployment()])
+    first = fleet.run("-e", "benchmark_run=r1", playbook_text=measured)
+    assert first.returncode == 0, first.stdout + first.stderr
+    begun = fleet.result()["run"]
+    assert (begun["name"], begun["request"]["suite"]) == ("r1", "serving")
+    assert [name for name in begun["fingerprints"] if name.startswith("n1/")] == [
+        f"n1/{name}" for name in names
+    ]
+    assert "continues" not in first.stdout
+    assert not (fleet.place / "results").exists()  # nothing has begun
+    record = fleet.place / "results/.r1.unfinished/run.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps(begun))
+    again = fleet.run(playbook_text=measured)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert fleet.result()["run"] == begun
+    assert f"continues run r1, begun {begun['begun']}: {len(names)} of {7 * len(names)} cells" in again.stdout
+
+
 def test_only_a_run_that_applies_makes_secrets(fleet: Fleet) -> None:
     """A plan and a check leave the inventory's directory as it is."""
     empty = {"installed": True, "running": False, "files": {}, "applied": "", "config": {}, "out": {}}

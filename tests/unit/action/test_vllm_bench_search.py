@@ -174,7 +174,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
     first, second = Node(llama_0=until_killed), Node(llama_0=engine(Queue(slots=11)))
     with pytest.raises(KilledError):
         search(first, suite, **kept)
-    journal = tmp_path / "results/.r1.searches/n1.jsonl"
+    journal = tmp_path / "results/.r1.unfinished/n1.jsonl"
     assert journal.stat().st_mode & 0o777 == 0o600
     with journal.open("a") as stream:
         stream.write('{"work": "cut off')

@@ -69,6 +69,31 @@ def test_empty_machine(tmp_path: Path, pipe: bool) -> None:
     assert state["docker"]["available"] is False
     assert state["docker"]["installed"] is False
     assert state["docker"]["error"] == f"{tmp_path}/docker.sock: No such file or directory"
+    assert state["benchmarks"] == []
+    assert state["problems"] == []
+
+
+def test_what_is_kept_of_benchmarks(tmp_path: Path) -> None:
+    top = tmp_path / "var/lib/instinct-fleet/bench"
+    for name in (
+        "0.1.json",
+        "0.2.json",
+        "2.10.json",
+        "1.0.json",
+        "job.json",
+        "output",
+        ".0.3.json.7",
+        "x.1.json",
+    ):
+        put(tmp_path, f"var/lib/instinct-fleet/bench/r1/llama-0-serve/{name}", "{}")
+    put(tmp_path, "var/lib/instinct-fleet/bench/r1/llama-1-serve/job.json", "{}")
+    (top / "r2").mkdir()
+    put(tmp_path, "var/lib/instinct-fleet/bench/stray", "")
+    state = run(places(tmp_path))["node_state"]
+    assert state["benchmarks"] == [
+        {"run": "r1", "target": "llama-0-serve", "runs": [2, 1]},
+        {"run": "r1", "target": "llama-1-serve", "runs": []},
+    ]
     assert state["problems"] == []
 
 

@@ -46,6 +46,9 @@ with open(os.environ["FAKE_LOG"], "a") as log:
     log.write(text + chr(10))
 baseline = {"tps": 5, "accuracy": {"n": 1}}
 answer = {"changed": True, "servers": [], "verdict": "ok", "more": 0, "baseline": baseline, "client": {}, "looks": []}
+kept = os.environ["FAKE_LOG"] + ".kept"
+if NAME == "bench_report" and os.path.exists(kept):
+    answer["on_nodes"] = kept
 for part in json.loads(os.environ["FAKE_FAIL"]):
     if all(word in text for word in part if not word.startswith("class=")):
         answer = {"failed": True, "msg": "broken by the test: " + NAME}
@@ -227,6 +230,8 @@ def short(name: str, given: dict[str, Any]) -> str:
         )
     if name == "vllm_bench" and "run" in given:  # as the role benchmark calls it, and not that of the canary
         return f"measure {given['kind']} {'+'.join(target['name'] for target in given['targets'])}"
+    if name == "bench_report" and "begin" in given:
+        return f"begin {given['begin']['name']}"
     if name == "vllm_watch":
         return f"watch {'+'.join(given['servers'])} {given['seconds']}"
     return f"{name} {given.get('phase', '')}".strip()
@@ -465,7 +470,14 @@ def benchmark(tmp_path: Path, *fail: list[str], old: Any = PAIR, **more: Any) ->
     made, problems = plan_rollout_steps(plan, RolloutRequest(BENCHMARK, {"upgrade_serial": 1}))
     assert problems == ()
     parts = {name: made.host(name) for name in made.hosts}
-    return play(tmp_path, *fail, operation=BENCHMARK, parts=parts, **more)
+    begun = {"_benchmark_begun": {"name": "r1"}}  # as benchmark.yml gives it
+    return play(
+        tmp_path,
+        *fail,
+        operation=BENCHMARK,
+        parts=parts,
+        **{**more, "variables": {**begun, **more.get("variables", {})}},
+    )
 
 
 EVERY = [("n1", "llama-0"), ("n2", "llama-0"), ("n1", "llama-1"), ("n2", "llama-1")]
@@ -474,8 +486,24 @@ EVERY = [("n1", "llama-0"), ("n2", "llama-0"), ("n1", "llama-1"), ("n2", "llama-
 def test_each_instance_is_drained_measured_and_returned(tmp_path: Path) -> None:
     done = benchmark(tmp_path)
     assert done.rc == 0, done.out
-    assert done.calls == [*(call for item in EVERY for call in visit(*item)), "bench_report"]
+    assert done.calls == ["begin r1", *(call for item in EVERY for call in visit(*item)), "bench_report"]
     assert "Benchmark: 4 groups of 4 done." in done.out
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_what_nodes_keep_of_the_run_is_removed_once_it_is_reported(tmp_path: Path, reported: bool) -> None:
+    """All calls have the name that the plan decided on, whatever the operator's one is."""
+    kept = tmp_path / "log.kept"
+    kept.mkdir()
+    named = {"benchmark_run": "mine"}
+    done = benchmark(tmp_path, *([] if reported else [["bench_report", '"run"']]), variables=named)
+    assert (done.rc, kept.exists()) == (0 if reported else 2, not reported), done.out
+    calls = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    runs = [
+        given["run"] for name, given in calls if name in ("vllm_bench", "bench_report") and "run" in given
+    ]
+    assert runs == ["r1"] * (len(EVERY) + 1)
+    assert calls[0] == ["bench_report", {"begin": {"name": "r1"}, "results_dir": "results"}]
 
 
 def test_the_offline_benchmarks_stop_it_too(tmp_path: Path) -> None:
@@ -483,13 +511,13 @@ def test_the_offline_benchmarks_stop_it_too(tmp_path: Path) -> None:
     done = benchmark(tmp_path, variables={"benchmark_kinds": list(kinds)})
     assert done.rc == 0, done.out
     expected = (call for item in EVERY for call in visit(*item, kinds=kinds, stops=True))
-    assert done.calls == [*expected, "bench_report"]
+    assert done.calls == ["begin r1", *expected, "bench_report"]
 
 
 def test_one_that_fails_returns_and_the_others_are_measured(tmp_path: Path) -> None:
     done = benchmark(tmp_path, ['["vllm_bench"', '"host": "n2"', '"llama-0"'])
     assert done.rc == 2
-    assert done.calls == [*(call for item in EVERY for call in visit(*item)), "bench_report"]
+    assert done.calls == ["begin r1", *(call for item in EVERY for call in visit(*item)), "bench_report"]
     assert "Failed: n2: broken by the test: vllm_bench" in done.out
 
 
@@ -498,7 +526,7 @@ def test_one_that_does_not_come_back_is_left_to_the_load_balancer(tmp_path: Path
     done = benchmark(tmp_path, ['["vllm_server"', '"llama-0"', BAD], dying=None)
     assert done.rc == 2
     first = [*visit("n1", "llama-0")[:4], "ready n1.llama-0", "started llama-0 1"]
-    assert done.calls[: len(first)] == first
+    assert done.calls[1 : len(first) + 1] == first
     assert [call for call in done.calls if call.startswith("measure")] == [
         f"measure serve {name}" for _host, name in EVERY
     ]
@@ -511,7 +539,7 @@ def test_what_cannot_be_drained_gets_no_load(tmp_path: Path) -> None:
     done = benchmark(tmp_path, ['["balancer_server"', "n1.llama-0", '"drain"'])
     assert done.rc == 2
     # Part of it may be drained, so it is returned.
-    assert done.calls[:3] == ["drain n1.llama-0", "ready n1.llama-0", "started llama-0 1"]
+    assert done.calls[1:4] == ["drain n1.llama-0", "ready n1.llama-0", "started llama-0 1"]
     assert done.calls.count("measure serve llama-0") == 1
     assert done.calls[-2:] == ["ready n1.llama-0", "bench_report"]
     assert "Failed: batch 1 of 4: n1 llama-0: n1: broken by the test: balancer_server" in done.out

@@ -83,7 +83,13 @@ TWO = [("n1", instance("0.11.0")), ("n2", instance("0.11.0"))]
 
 
 def test_what_is_left_out_of_equal_instances_is_one_warning() -> None:
-    warnings = check_cells(knowledge(), on("serving", "serving"), ["serve"], [("n1", SMALL), ("n2", SMALL)])
+    warnings, planned = check_cells(
+        knowledge(), on("serving", "serving"), ["serve"], [("n1", SMALL), ("n2", SMALL)]
+    )
+    assert [(item.host, item.target, item.blocks) for item in planned] == [
+        (host, f"{SMALL['name']}-serve", 3) for host in ("n1", "n2")
+    ]
+    assert planned[0].count == planned[1].count >= 3
     assert len(warnings) == len(set(warnings)) >= 2
     assert all(text.startswith("suite serving, hosts n1, n2: ") for text in warnings)
     assert any("in8192-out1024-c64 is left out." in text for text in warnings)
@@ -91,7 +97,8 @@ def test_what_is_left_out_of_equal_instances_is_one_warning() -> None:
 
 def test_each_host_is_checked_by_its_own_suite() -> None:
     everywhere = [(f"n{at}", SMALL) for at in (1, 2, 3)]
-    warnings = check_cells(knowledge(), on("", "quick", "serving"), ["serve"], everywhere)
+    warnings, planned = check_cells(knowledge(), on("", "quick", "serving"), ["serve"], everywhere)
+    assert {item.host for item in planned} == {"n2", "n3"}
     assert warnings
     assert all(text.startswith("suite serving, host n3: ") for text in warnings)
 
