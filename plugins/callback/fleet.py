@@ -38,6 +38,8 @@ PLAN = "instinct.fleet.fleet_plan"
 STATUS = "instinct.fleet.instance_status"
 VERDICTS = tuple(f"instinct.fleet.{name}" for name in ("rollout_verdict", "accuracy_report", "burnin_report"))
 """They judge all hosts, and fail on the one where they are run."""
+FINDING = "the finding of a playbook that only reads"
+"""The action of a task `ansible.builtin.fail` that is run once: its text says what to do, and no host has failed."""
 BALANCERS = "load_balancer"
 LINES = 6
 WIDTH = 400
@@ -151,6 +153,8 @@ class CallbackModule(Default):
         name = result.host.get_name()
         address = str(result.host.vars.get("ansible_host", name))
         action = str(result.task.action)
+        if action == "ansible.builtin.fail" and result.task.run_once is True:
+            action = FINDING
         error = HostError(result.task.get_name(), text, text.replace(address, ""), action)
         if action in VERDICTS:  # it tells of what was rescued before, too
             self.errors[name] = error
@@ -188,18 +192,19 @@ def summary(
             groups.setdefault((error.task, error.alike), []).append(name)
         for names in groups.values():
             error = errors.get(names[0], UNKNOWN)
-            who = title if error.action in VERDICTS else f"{title}: {', '.join(names)}"
+            who = title if error.action in (*VERDICTS, FINDING) else f"{title}: {', '.join(names)}"
             lines.append(who + (f", at: {error.task}" if error.task else ""))
             lines += [f"  {line}" for line in error.text.splitlines()]
+    everyone = {*failed, *dark}
+    actions = {errors.get(name, UNKNOWN).action for name in everyone}
     if planning:
         lines.append("Next: correct the input named above, and run the same command again.")
-    else:
-        everyone = {*failed, *dark}
+    elif actions != {FINDING}:
         limit = ",".join([*sorted(everyone - {*balancers}, key=natural), *balancers])
         lines.append(
             "Next: correct the cause, and run the same command again; completed steps are not repeated."
         )
-        if not any(errors.get(name, UNKNOWN).action in VERDICTS for name in everyone):
+        if actions.isdisjoint(VERDICTS):
             lines.append(f"      Only on these hosts: --limit '{limit}'")
     return lines
 

@@ -34,7 +34,7 @@ def result(host: str, task: str, action: str = "vllm_image", **data: Any) -> Any
         host=SimpleNamespace(get_name=lambda: host, vars={"ansible_host": f"192.0.2.{host[1:]}"}),
         task=SimpleNamespace(
             get_name=lambda: task, action=action, _uuid=task, loop=None, delegate_to=None,
-            ignore_errors=False, ignore_unreachable=False,
+            ignore_errors=False, ignore_unreachable=False, run_once=False,
         ),
         result=data,
     )  # fmt: skip
@@ -126,6 +126,18 @@ def test_a_verdict_on_all_hosts_names_no_host_that_only_printed_it(fleet: Any, a
         "  batch 2 of 4: n2: Docker does not answer\n"
         "Next: correct the cause, and run the same command again; completed steps are not repeated."
     ]
+
+
+def test_a_finding_says_itself_what_to_do(fleet: Any) -> None:
+    """status.yml and compare.yml fail on the first host, which has nothing to do with it."""
+    found = result(
+        "n1", "Fail when a cell is worse", action="ansible.builtin.fail", msg="n2 is worse. Repeat it."
+    )
+    found.task.run_once = True
+    fleet.v2_runner_on_failed(found)
+    assert ended(fleet, {"n1": 1}) == ["Failed, at: Fail when a cell is worse\n  n2 is worse. Repeat it."]
+    fleet.v2_runner_on_failed(result("n3", "Leave the host out", action="ansible.builtin.fail", msg="no GPU"))
+    assert ended(fleet, {"n1": 1, "n3": 1})[0].endswith("--limit 'n1,n3'")
 
 
 def test_what_is_ignored_and_told_elsewhere_is_not_told_here(fleet: Any) -> None:
