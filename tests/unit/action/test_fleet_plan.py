@@ -329,8 +329,7 @@ def test_the_suite_of_each_host_is_checked(fleet: Fleet) -> None:
 def test_a_benchmark_goes_on_where_the_same_command_was_killed(fleet: Fleet) -> None:
     measured = PLAYBOOK.replace(
         "        refresh:",
-        "        operation: benchmark\n        suite: serving\n        run: \"{{ benchmark_run | default('') }}\"\n"
-        "        refresh:",
+        "        operation: benchmark\n        run: \"{{ benchmark_run | default('') }}\"\n        refresh:",
     )
     fleet.write({"n1": state()}, vllm_deployments=[deployment()])
     fleet.lock.write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
@@ -339,7 +338,8 @@ def test_a_benchmark_goes_on_where_the_same_command_was_killed(fleet: Fleet) -> 
     serving = apply_to_state(state(), fleet.result()["plan"]["hosts"]["n1"])
     names = sorted(item["name"] for item in serving["instances"])
     kept = [{"run": "r1", "target": f"{name}-serve", "runs": [3, 1]} for name in names]
-    fleet.write({"n1": {**serving, "benchmarks": kept}}, vllm_deployments=[deployment()])
+    fleet.write({"n1": {**serving, "benchmarks": kept}}, vllm_deployments=[deployment()],
+                benchmark_suite="serving")  # fmt: skip
     first = fleet.run("-e", "benchmark_run=r1", playbook_text=measured)
     assert first.returncode == 0, first.stdout + first.stderr
     begun = fleet.result()["run"]
