@@ -35,29 +35,36 @@ from tests.worlds.rollout_balancer_world import SPANNING as ENGINE
 CHANGED = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
 NEW = 2  # what comes has no number of its own, and files; what is recorded has a number
 SPAN, SPAN_CHANGED = [ENGINE], [{**ENGINE, **SEQS}]
-# The word WANT_JSON in it makes Ansible hand over any parameters, in a file.
-MODULE = """#!/usr/bin/python
-# WANT_JSON
-import json, os, sys
-with open(sys.argv[1]) as file:
-    given = {key: value for key, value in json.load(file).items() if not key.startswith("_ansible")}
-text = json.dumps([NAME, given], sort_keys=True)
-with open(os.environ["FAKE_LOG"], "a") as log:
-    log.write(text + chr(10))
-baseline = {"tps": 5, "accuracy": {"n": 1}}
-answer = {"changed": True, "servers": [], "verdict": "ok", "more": 0, "baseline": baseline, "client": {}, "looks": []}
-kept = os.environ["FAKE_LOG"] + ".kept"
-if NAME == "bench_report" and os.path.exists(kept):
-    answer["on_nodes"] = kept
-for part in json.loads(os.environ["FAKE_FAIL"]):
-    if all(word in text for word in part if not word.startswith("class=")):
-        answer = {"failed": True, "msg": "broken by the test: " + NAME}
-        for word in part:
-            if word.startswith("class=") and NAME == "vllm_server":
-                answer["servers"] = [{**server, "class": word[6:]} for server in given["servers"]]
-            elif word.startswith("class="):
-                answer["class"] = word[6:]
-print(json.dumps(answer))
+# Actions, as programs on a host take ten times as long; they need a connection as those do.
+ACTION = """
+import json, os
+from ansible.plugins.action import ActionBase
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        self._connection._connect()
+        given = self._task.args
+        text = json.dumps([NAME, given], sort_keys=True)
+        with open(os.environ["FAKE_LOG"], "a") as log:
+            log.write(text + chr(10))
+        baseline = {"tps": 5, "accuracy": {"n": 1}}
+        answer = {
+            "changed": True, "servers": [], "verdict": "ok", "more": 0, "baseline": baseline, "client": {}, "looks": [],
+        }
+        kept = os.environ["FAKE_LOG"] + ".kept"
+        if NAME == "bench_report" and os.path.exists(kept):
+            answer["on_nodes"] = kept
+        for part in json.loads(os.environ["FAKE_FAIL"]):
+            if all(word in text for word in part if not word.startswith("class=")):
+                answer = {"failed": True, "msg": "broken by the test: " + NAME}
+                for word in part:
+                    if word.startswith("class=") and NAME == "vllm_server":
+                        answer["servers"] = [{**server, "class": word[6:]} for server in given["servers"]]
+                    elif word.startswith("class="):
+                        answer["class"] = word[6:]
+        return answer
 """
 
 # A host to which there is no connection any more once its text stands in the log.
@@ -138,7 +145,7 @@ def play(
         "balancer_server", "vllm_server", "vllm_watch", "serving_generation", "vllm_smoke", "vllm_accuracy",
         "vllm_bench", "canary_verdict", "node_state", "bench_report",
     ):  # fmt: skip
-        (modules / f"{name}.py").write_text(MODULE.replace("NAME", repr(name)))
+        (actions / f"{name}.py").write_text(ACTION.replace("NAME", repr(name)))
     for name in (
         "roles", "playbooks", "plugins/callback", "plugins/module_utils", "plugins/plugin_utils",
         "plugins/modules/rollout_verdict.py", "plugins/action/rollout_verdict.py",
