@@ -10,6 +10,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from .conftest import Lab
 from .helpers import deployment, wait_for
 
@@ -41,6 +43,7 @@ CHATS = [
 NODE = "/var/lib/instinct-fleet/bench/cut"
 
 
+@pytest.mark.deep  # four minutes; test_benchmark_service has a shorter one
 def test_a_killed_suite_goes_on(lab: Lab) -> None:
     lab.write_vars(vllm_deployments=[deployment()])
     deployed = lab.play("site", "--skip-tags", "benchmark")
