@@ -17,7 +17,7 @@ from tests import ROOT
 
 from .conftest import Lab
 from .endpoint import HOST, Endpoint
-from .helpers import completion, deployment, wait_for
+from .helpers import MODEL, deployment, wait_for
 
 RUNBOOK = (ROOT / "docs/runbooks/slow-gpu.md").read_text(encoding="utf-8")
 IMAGE = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
@@ -99,6 +99,7 @@ def test_drained_tested_and_serving_again(endpoint: Endpoint) -> None:
     assert running(lab, host) == {"instinct-llama-0"}
     assert running(lab, other) == both
     wait_for("both instances in the balancer", lambda: endpoint.in_service() == 2)
+    asked = {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
+    assert endpoint.ask("/v1/completions", asked)[0] == 200
     for node in lab.hosts:
         assert "instinct-burnin" not in lab.on(node, "docker ps -a --format '{{.Names}}'")
-        assert completion(lab, node, 8000)["usage"]["completion_tokens"] == 4

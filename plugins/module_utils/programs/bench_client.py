@@ -140,7 +140,7 @@ def _in_child(words: Sequence[str]) -> int:
     try:
         child = subprocess.Popen(words)
     except OSError as error:
-        print(f"{words[0]}: {error}")
+        sys.stdout.write(f"{words[0]}: {error}\n")
         return 127
     _children.append(child)
     code = child.wait()

@@ -154,6 +154,11 @@ def read_result(path: str) -> tuple[Any, str]:
         return None, str(error)
 
 
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def main(arguments: list[str]) -> int:
     """Perform the job of a directory."""
     (directory,) = arguments
@@ -165,7 +170,7 @@ def main(arguments: list[str]) -> int:
         data,
         directory,
         lambda cell, words: run_client(cell, words, output),
-        lambda text: print(text, flush=True),
+        _say,
     )
     return 0 if job.perform() else 1
 

@@ -108,7 +108,9 @@ def gemm(device: Device, options: BurninOptions, kind: Any) -> dict[str, Any]:
     for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
         setattr(torch.backends.cuda.matmul, name, False)
     generator = torch.Generator().manual_seed(size)
-    whole = [torch.randint(-15, 16, (size, size), generator=generator).to(torch.float32) for _ in range(2)]
+    whole = [
+        torch.randint(-15, 16, (size, size), generator=generator).to(torch.float32) for _matrix in range(2)
+    ]
     left, right = (matrix.to(device.name).to(kind) for matrix in whole)
     if kind.itemsize == 1:
         one = torch.ones((), device=device.name)
@@ -267,6 +269,12 @@ def phases(options: BurninOptions, count: int) -> Iterator[tuple[str, list[dict[
         yield "reduce", run_phase("reduce", options, count)
 
 
+def _print(found: object) -> None:
+    """Print a result, which the program's caller finds by its mark."""
+    sys.stdout.write(f"{MARK}{json.dumps(found)}\n")
+    sys.stdout.flush()
+
+
 def main(arguments: list[str]) -> int:
     """Print the result of all phases, or that of one process of a phase."""
     torch = importlib.import_module("torch")  # the image has it
@@ -276,14 +284,14 @@ def main(arguments: list[str]) -> int:
     )
     if len(arguments) > 1:
         rank = int(arguments[2])
-        print(MARK + json.dumps(attempt(lambda: PHASES[arguments[1]](torch, options, rank))), flush=True)
+        _print(attempt(lambda: PHASES[arguments[1]](torch, options, rank)))
         return 0
     count = torch.cuda.device_count() if options.device == "gpu" else options.ranks
     found: dict[str, Any] = {"device": options.device, "torch": torch.__version__, "count": count}
     if not count:
-        print(MARK + json.dumps({**found, "error": "PyTorch sees no GPU"}))
+        _print({**found, "error": "PyTorch sees no GPU"})
         return 1
-    print(MARK + json.dumps({**found, **dict(phases(options, count))}), flush=True)
+    _print({**found, **dict(phases(options, count))})
     return 0
 
 

@@ -78,8 +78,11 @@ def units_needed(design: str, level: float) -> int:
 
 def _before_after(units: Sequence[Sequence[TimedValue]], drift: float, level: float) -> Effect:
     """Compare the runs of each instance with its own. Drift is taken for common to all: more instances do not help."""
-    strata = [tuple([item.log for item in own if item.side == side] for side in "ba") for own in units]
-    found = stratified_shift([(old, new) for old, new in strata], level)
+    strata = [
+        ([item.log for item in own if item.side == "b"], [item.log for item in own if item.side == "a"])
+        for own in units
+    ]
+    found = stratified_shift(strata, level)
     margin = statistics.NormalDist().inv_cdf(0.5 + level / 2) * math.sqrt(2) * drift
     wider = Estimate(
         found.estimate,

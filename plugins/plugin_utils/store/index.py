@@ -112,7 +112,8 @@ class ResultsIndex:
 
     def _update(self) -> int:
         names = run_names(self.results_dir)
-        with closing(self._connect()) as database, database:
+        database = self._connect()
+        with closing(database), database:
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version != SCHEMA:
                 database.executescript("DROP TABLE IF EXISTS rows; DROP TABLE IF EXISTS runs;" + _TABLES)

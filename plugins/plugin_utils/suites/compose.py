@@ -140,7 +140,7 @@ def suite_cells(
 def block_orders(names: Iterable[str], blocks: int, seed: int) -> Iterator[tuple[str, ...]]:
     """Yield the order of the cells in each block: a drift of the machine then falls on no cell in particular."""
     dice, cells = random.Random(seed), sorted(names)
-    for _ in range(blocks):
+    for _block in range(blocks):
         yield tuple(dice.sample(cells, len(cells)))
 
 

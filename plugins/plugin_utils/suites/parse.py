@@ -168,7 +168,7 @@ class _Parser:
                 path, what, "Runs at a rate and at a concurrency do not compare: write two groups."
             )
             return ()
-        ((name, values),) = keys.items()
+        name, values = next(iter(keys.items()))
         if name == "all":
             if values is not True:
                 self.check.wrong((*path, "all"), "must be true.")
