@@ -45,7 +45,10 @@ class RunContext:
 def read_run_context(
     results_dir: Path, summary: Mapping[str, Any], runs: Sequence[Row], plan: bool
 ) -> RunContext:
-    """Read what lies beside a run that is not written yet. What cannot be read is left out, as a report must appear."""
+    """Read what lies beside a run, whether it is written yet or not.
+
+    What cannot be read is left out, as a report must appear.
+    """
     previous, problem = None, ""
     try:
         previous = _previous(results_dir, Side(summary["run"], tuple(runs), summary["hosts"]))
