@@ -37,22 +37,25 @@ LAB = Config.of_environment()
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).resolve().parent
 # The order in which files are handed out to the labs. Those that take longest come first, so that in the end no lab
-# waits for the other. The real vLLM (main_job) comes later: beside it, the first could not keep the rate of its load.
+# waits for the other. The real vLLM (main_job) comes beside tests without a load, which would not keep its rate.
 ORDER = (
     "faults",
     "real_upgrade",
     "killed_controller",
-    "rollout",
     "two_operators",
-    "partition_fleet",
-    "host_prep",
-    "fleet",
+    "rollout",
+    "benchmark_service",
     "balancer",
-    "main_job",
+    "partition_fleet",
+    "fleet",
     "canary",
+    "accuracy",
     "multinode",
     "secrets",
     "crash_and_boot",
+    "host_prep",
+    "main_job",
+    "partition_faults",
     # The others.
     "real_parsers",
     "fit_real_vllm",
@@ -61,13 +64,11 @@ ORDER = (
     "generations",
     "bad_input",
     "lab_nodes",
-    "partition_faults",
     "hosts",
     "image_probe",
     "build",
     "virtual_address",
     "router",
-    "benchmark_service",
     "offline_benchmarks",
     "suites",
     "real_suites",
@@ -75,7 +76,6 @@ ORDER = (
     "compare",
     "burnin",
     "storage",
-    "accuracy",
     "real_accuracy",
 )
 

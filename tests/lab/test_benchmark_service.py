@@ -171,6 +171,7 @@ def test_all_are_measured_under_load_and_nothing_is_lost(endpoint: Endpoint) -> 
     all_back(endpoint)
 
 
+@pytest.mark.deep  # the batches are those of the serving benchmark, above
 def test_the_offline_benchmarks_stop_a_few_at_a_time(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     with endpoint.load() as load:
@@ -218,6 +219,7 @@ def test_what_the_operator_drained_is_measured_and_stays_drained(endpoint: Endpo
     all_back(endpoint)
 
 
+@pytest.mark.deep  # two minutes; a client that fails is a unit test's too
 def test_one_that_dies_under_load_is_named_and_the_others_are_measured(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     lab.write_vars(
@@ -260,7 +262,8 @@ def test_the_same_command_goes_on_and_measures_nothing_twice(endpoint: Endpoint)
     run = lab.play("benchmark")
     assert run.rc == 0, run.out[-4000:]
     assert f"continues run {name}, begun" in said(run)
-    assert "2 of 4 cells are measured; -e benchmark_run=NEW begins another" in said(run)
+    found = re.search(r"(\d) of 4 cells are measured; -e benchmark_run=NEW begins another", said(run))
+    assert found is not None, said(run)[-4000:]
     rows = [
         json.loads(line)
         for line in (lab.tmp / "results" / name / "runs.jsonl").read_text(encoding="utf-8").splitlines()
@@ -272,7 +275,8 @@ def test_the_same_command_goes_on_and_measures_nothing_twice(endpoint: Endpoint)
     assert sorted(starts) == ALL
     whole = [item for item, found in starts.items() if found == {True}]
     print(f"of {len(rows)} runs, those of {whole} are of the first command")
-    assert len(whole) == 2
+    assert len(whole) == int(found[1])
+    assert len(whole) in (2, 3)  # the third may have ended before the kill reached it
     assert unfinished(lab) == []
     for host in lab.hosts:
         assert lab.on(host, f"ls {NODE}/{name} 2>/dev/null", check=False) == ""

@@ -138,11 +138,10 @@ BAD = {
     "name",
     [
         "slow",
-        "less_accurate",
         "dies_at_first_request",
         *(
             pytest.param(name, marks=MORE)
-            for name in ("perturbed", "garbage", "never_starts", "dies_under_load")
+            for name in ("less_accurate", "perturbed", "garbage", "never_starts", "dies_under_load")
         ),
     ],
 )

@@ -316,6 +316,7 @@ def hold(lab: Lab) -> None:
     lab.on("lab-n2", "docker stop instinct-llama-0 instinct-llama-1")
 
 
+@pytest.mark.deep  # three minutes; the unit tests of batches hold what it may take
 def test_a_deploy_never_takes_the_last_that_serve(endpoint: Endpoint) -> None:
     """A change loses nothing; nor does what leads back to a held generation, where only half of the fleet serves."""
     lab = endpoint.lab
