@@ -54,6 +54,17 @@ def endpoint(balanced_lab: Lab) -> Endpoint:
     return Endpoint.deployed(balanced_lab, "site")
 
 
+@pytest.fixture
+def both(endpoint: Endpoint) -> Endpoint:
+    """The same with a second host that serves, whichever test comes first."""
+    wanted(endpoint.lab, endpoint.lab.hosts)
+    if endpoint.in_service() != len(ALL):
+        run = endpoint.lab.play("site", "--skip-tags", "benchmark")
+        assert run.rc == 0, run.out[-4000:]
+        all_back(endpoint)
+    return endpoint
+
+
 def book(lab: Lab, *args: str) -> Run:
     """Run a command of the runbook, with its host's name in place of the lab's."""
     text = (ROOT / BOOK).read_text(encoding="utf-8")
@@ -151,11 +162,11 @@ def test_site_measures_a_new_host_and_sends_nothing_to_what_serves(endpoint: End
     assert answered(lab) == counted
 
 
-def test_all_are_measured_under_load_and_nothing_is_lost(endpoint: Endpoint) -> None:
-    lab = endpoint.lab
-    with endpoint.load() as load:
+def test_all_are_measured_under_load_and_nothing_is_lost(both: Endpoint) -> None:
+    lab = both.lab
+    with both.load() as load:
         load.wait_for(30)
-        run, least = watched(endpoint, "benchmark")
+        run, least = watched(both, "benchmark")
         assert run.rc == 0, run.out[-4000:]
     print(load.assert_nothing_lost(at_least=100))
     assert least >= 2, "upgrade_min_in keeps half of four"
@@ -168,24 +179,24 @@ def test_all_are_measured_under_load_and_nothing_is_lost(endpoint: Endpoint) -> 
         if record["module"].rpartition(".")[2] in ("balancer_server", "vllm_bench")
     ]
     assert [module for module, _servers in order] == ["balancer_server", "vllm_bench", "balancer_server"] * 4
-    all_back(endpoint)
+    all_back(both)
 
 
 @pytest.mark.deep  # the batches are those of the serving benchmark, above
-def test_the_offline_benchmarks_stop_a_few_at_a_time(endpoint: Endpoint) -> None:
-    lab = endpoint.lab
-    with endpoint.load() as load:
+def test_the_offline_benchmarks_stop_a_few_at_a_time(both: Endpoint) -> None:
+    lab = both.lab
+    with both.load() as load:
         load.wait_for(30)
-        run, least = watched(endpoint, "benchmark", "--tags", "latency")
+        run, least = watched(both, "benchmark", "--tags", "latency")
         assert run.rc == 0, run.out[-4000:]
     load.assert_nothing_lost(at_least=100)
     assert (least >= 2, measured(lab)) == (True, ALL)
-    all_back(endpoint)
+    all_back(both)
 
 
-def test_a_live_measurement_goes_through_the_load_balancer_at_its_rate(endpoint: Endpoint) -> None:
-    lab = endpoint.lab
-    before, counted = endpoint.served(), answered(lab)
+def test_a_live_measurement_goes_through_the_load_balancer_at_its_rate(both: Endpoint) -> None:
+    lab = both.lab
+    before, counted = both.served(), answered(lab)
     checked = book(lab, "--check")
     assert checked.rc == 0, checked.out
     assert "Benchmark of llama: 4 groups in 4 batches" in checked.out
@@ -198,14 +209,14 @@ def test_a_live_measurement_goes_through_the_load_balancer_at_its_rate(endpoint:
     (row,) = summary["benchmarks"]
     assert (row["live"], row["request_rate"], row["max_concurrency"]) == (True, 2.0, None)
     assert row["completed"] == LOAD["num_prompts"]
-    through = sum(endpoint.served().values()) - sum(before.values())
+    through = sum(both.served().values()) - sum(before.values())
     assert LOAD["num_prompts"] <= sum(answered(lab).values()) - sum(counted.values()) <= through
     assert "balancer_server" not in {record["module"].rpartition(".")[2] for record in run.records}
-    assert endpoint.key not in run.out + json.dumps(run.records) + json.dumps(summary)
+    assert both.key not in run.out + json.dumps(run.records) + json.dumps(summary)
 
 
-def test_what_the_operator_drained_is_measured_and_stays_drained(endpoint: Endpoint) -> None:
-    lab = endpoint.lab
+def test_what_the_operator_drained_is_measured_and_stays_drained(both: Endpoint) -> None:
+    lab = both.lab
     out = lab.play("drain", "--limit", "lab-n2,lab-n1", "-e", "instance=llama-1", "-e", "at_once=true")
     assert out.rc == 0, out.out
     before = json.loads(lab.on(HOST, OUT))
@@ -216,12 +227,12 @@ def test_what_the_operator_drained_is_measured_and_stays_drained(endpoint: Endpo
     assert json.loads(lab.on(HOST, OUT)) == before
     back = lab.play("undrain", "-e", "instance=llama-1")
     assert back.rc == 0, back.out
-    all_back(endpoint)
+    all_back(both)
 
 
 @pytest.mark.deep  # two minutes; a client that fails is a unit test's too
-def test_one_that_dies_under_load_is_named_and_the_others_are_measured(endpoint: Endpoint) -> None:
-    lab = endpoint.lab
+def test_one_that_dies_under_load_is_named_and_the_others_are_measured(both: Endpoint) -> None:
+    lab = both.lab
     lab.write_vars(
         vllm_deployments=[deployment(instances_per_host=2, hosts=lab.hosts)],
         benchmark_serve_args={**LOAD, "num_prompts": 80, "max_concurrency": 1},
@@ -244,12 +255,12 @@ def test_one_that_dies_under_load_is_named_and_the_others_are_measured(endpoint:
     assert victim.wait() == 2
     assert "llama-1" in text[0].partition("Failed: ")[2], text[0][-3000:]
     assert measured(lab) == [item for item in ALL if item != ("lab-n2", "llama-1")]
-    all_back(endpoint)
+    all_back(both)
     wanted(lab, lab.hosts)
 
 
-def test_the_same_command_goes_on_and_measures_nothing_twice(endpoint: Endpoint) -> None:
-    lab = endpoint.lab
+def test_the_same_command_goes_on_and_measures_nothing_twice(both: Endpoint) -> None:
+    lab = both.lab
     assert lab.killed_at("Measure serving", "benchmark", times=3, later=0)
     (name,) = unfinished(lab)
     other = lab.play("benchmark", "--check", "-e", "benchmark_repeat=1")
@@ -280,7 +291,7 @@ def test_the_same_command_goes_on_and_measures_nothing_twice(endpoint: Endpoint)
     assert unfinished(lab) == []
     for host in lab.hosts:
         assert lab.on(host, f"ls {NODE}/{name} 2>/dev/null", check=False) == ""
-    all_back(endpoint)
+    all_back(both)
     # What is finished is over.
     assert "continues" not in lab.play("benchmark", "--check").out
 
@@ -297,17 +308,17 @@ def test_the_same_command_goes_on_and_measures_nothing_twice(endpoint: Endpoint)
 )
 @pytest.mark.parametrize("then", [("benchmark",), pytest.param(("site",), marks=pytest.mark.deep)])
 def test_the_next_run_returns_what_a_killed_one_left(
-    endpoint: Endpoint, tags: tuple[str, ...], task: str, then: tuple[str, ...]
+    both: Endpoint, tags: tuple[str, ...], task: str, then: tuple[str, ...]
 ) -> None:
-    lab = endpoint.lab
+    lab = both.lab
     assert lab.killed_at(task, "benchmark", *tags, later=0)
     run = lab.play(*then)
     if run.rc and tags:  # the node went on stopping an instance, after this run had seen it running
         assert "does not run" in run.out.partition("Failed: ")[2], run.out[-4000:]
-        all_back(endpoint)
+        all_back(both)
         run = lab.play(*then)
     assert run.rc == 0, run.out[-4000:]
-    all_back(endpoint)
+    all_back(both)
     if then == ("benchmark",):
         assert measured(lab) == ALL
         assert f"{'leaves' if tags else 'continues'} run 20" in said(run)
