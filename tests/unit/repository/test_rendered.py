@@ -12,20 +12,9 @@ from tests.rendered import documented, example, recommended, settled
 from tests.worlds.catalogue import knowledge
 from tests.worlds.recipe_models import ERAS, MODELS, OTHERS
 
-# In every run, that of AMD's documents and the newest.
-EVERY_RUN = ("0.9.1", ERAS[-1])
-
 
 @pytest.mark.parametrize(
-    "version",
-    [
-        *EVERY_RUN,
-        *(
-            pytest.param(version, marks=pytest.mark.deep)
-            for version in (*ERAS, *OTHERS)
-            if version not in EVERY_RUN
-        ),
-    ],
+    "version", [*ERAS, *(pytest.param(version, marks=pytest.mark.deep) for version in OTHERS)]
 )
 def test_no_rendered_command_is_refused(version: str) -> None:
     table = knowledge().flags(version)

@@ -12,7 +12,6 @@ import pytest
 
 from tests.rendered_suites import lines_of, refusals, suite
 from tests.worlds.catalogue import covered, knowledge
-from tests.worlds.recipe_models import ERAS
 
 NAMES = knowledge().suite_names
 LINE = knowledge().line
@@ -27,13 +26,6 @@ CANNOT: dict[str, tuple[tuple[str, str], ...]] = {
     "multi-turn": (("0.6.3", "0.10.1"),),
 }
 """Releases [since, until) in which nothing of a suite can be measured."""
-# Where a client changed what it takes, the last release before, and one of each era of recipes.
-CHANGED = {index for pairs in CANNOT.values() for pair in pairs for index in map(LINE.releases.index, pair)}
-EDGES = tuple(
-    release
-    for index, release in enumerate(LINE.releases)
-    if release in ERAS or index in CHANGED or index + 1 in CHANGED
-)
 STATED = re.compile(
     r"it can from \d|possible from vLLM \d|possible before vLLM \d|came with vLLM \d|removed in vLLM \d"
 )
@@ -48,13 +40,10 @@ def test_fourteen_suites() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "releases", [EDGES, pytest.param(LINE.releases, marks=pytest.mark.deep)], ids=["edges", "all"]
-)
-def test_every_suite_in_every_release(name: str, releases: tuple[str, ...]) -> None:
+def test_every_suite_in_every_release(name: str) -> None:
     missing = {release for since, until in CANNOT.get(name, ()) for release in covered(LINE, since, until)}
     assert suite(name).name == name
-    for release in releases:
+    for release in LINE.releases:
         lines, reasons = lines_of(name, release)
         assert bool(lines) == (release not in missing), (release, reasons)
         refused = {line: found for line in lines if (found := refusals(line, release))}
