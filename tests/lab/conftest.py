@@ -37,7 +37,7 @@ LAB = Config.of_environment()
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).resolve().parent
 # The order in which files are handed out to the labs. Those that take longest come first, so that in the end no lab
-# waits for the other. The real vLLM (main_job) comes beside tests without a load, which would not keep its rate.
+# waits for the other. The real vLLM (main_job) comes beside tests without a load: no load keeps its rate beside it.
 ORDER = (
     "faults",
     "real_upgrade",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import socket
 import ssl
 import subprocess
@@ -611,6 +612,38 @@ def test_a_machine_that_is_too_slow_is_no_proof(monkeypatch: pytest.MonkeyPatch)
     found = load.summary()
     assert found.behind == load.due() - load.begun > 0
     assert found.gap > 0.02
+
+
+def test_requests_that_begin_late_while_others_begin_are_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of a second passes whenever the clock is read: the last of a hundred begins 20 s late."""
+    monkeypatch.setattr(load_module, "GAP_SECONDS", 1.0)
+    clock = itertools.count(0.0, 0.1)
+    monkeypatch.setattr(Load, "now", property(lambda _load: next(clock)))
+
+    async def answered(load: Load, *_: Any) -> None:
+        load.outcomes.append(load_module.Outcome(0.0, 0.1, 200, TOKENS, "", id=str(len(load.outcomes))))
+
+    monkeypatch.setattr(Load, "_request", answered)
+    load = pushed(target("http://127.0.0.1:1"), requests=100)
+    assert load.assert_nothing_lost(at_least=100).gap < 1.0
+    assert next(clock) > 20
+
+
+def test_nor_is_a_time_in_the_end_in_which_nothing_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "GAP_SECONDS", 0.5)
+    blocked = threading.Event()
+
+    async def hog(load: Load, *_: Any) -> None:
+        if load.begun == 10:
+            blocked.set()
+            time.sleep(0.8)
+        load.outcomes.append(load_module.Outcome(load.now, 0.1, 200, TOKENS, "", id=str(len(load.outcomes))))
+
+    monkeypatch.setattr(Load, "_request", hog)
+    with Load(target("http://127.0.0.1:1"), 100) as load:
+        blocked.wait()
+    with pytest.raises(AssertionError, match=r"^no request began for \d+\.\d s; the machine is too slow"):
+        load.assert_nothing_lost()
 
 
 def test_a_time_in_which_nothing_began_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
