@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from .gpus import AUTO, PartitionedGpu, PartitionError, TargetModes, differing, named, predicted
-from .smi_set_output import BROKEN, BUSY, DONE, PENDING, REFUSED, SetResult, kind_of
+from .smi_set_output import BROKEN, BUSY, DONE, PENDING, REFUSED, UNEXPLAINED, SetResult, kind_of
 
 # Reasons for this order: rocm-smi's command and its line per GPU are the same from ROCm 6.0 to 7.x, and it continues
 # after a GPU that fails. amd-smi stops at the first failing GPU up to 6.4, rejects every mode in 7.0.2 if the driver
@@ -180,6 +180,7 @@ def judge_attempt(
     said: dict[str, dict[str, list[PartitionedGpu]]] = {
         BUSY: {},
         REFUSED: {},
+        UNEXPLAINED: {},
         BROKEN: {},
         DONE: {},
         PENDING: {},
@@ -191,7 +192,7 @@ def judge_attempt(
                 said[verdict].setdefault(message, []).append(gpu)
         if result.failure:
             said[result.failure[0]].setdefault(result.failure[1], [])
-    for verdict in (REFUSED, BUSY, PENDING, BROKEN):
+    for verdict in (REFUSED, BUSY, UNEXPLAINED, PENDING, BROKEN):
         if said[verdict]:
             parts = [
                 f"{named(gpus)}: {message}" if gpus else message for message, gpus in said[verdict].items()

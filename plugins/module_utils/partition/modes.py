@@ -31,6 +31,7 @@ from .smi_set_output import (
     DONE,
     PENDING,
     REFUSED,
+    UNEXPLAINED,
     SetResult,
     amd_smi_set,
     kind_of,
@@ -169,10 +170,13 @@ class ModeChange:
         while True:
             attempts += 1
             judgement = self.attempt(backend, mode, wanted, last=last)
-            if judgement.verdict != BUSY:
+            if judgement.verdict not in (BUSY, UNEXPLAINED):
                 return judgement
             if attempts > self.retries or self.node.now() + pause >= self.end:
-                return AttemptResult(BUSY, busy_message(judgement.message, self.node.holders(), attempts))
+                held = self.node.holders()
+                if judgement.verdict == UNEXPLAINED and not held:  # another tool may name the reason
+                    return AttemptResult(BROKEN, f"{judgement.message} ({attempts} attempts)")
+                return AttemptResult(BUSY, busy_message(judgement.message, held, attempts))
             self.make_way()
             self.node.sleep(pause)
             pause = min(pause * 2, PAUSE_MAX)

@@ -19,8 +19,8 @@ class SmiError(ValueError):
 
 
 def excerpt(text: str) -> str:
-    """Return the last non-empty line, short enough for a message."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """Return the last line that has a word in it (JSON ends with brackets), short enough for a message."""
+    lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
     return lines[-1][:200] if lines else "no output"
 
 

@@ -16,6 +16,7 @@ DONE = "done"  # the tool reports that the mode is set or, for a memory mode, at
 PENDING = "pending"  # a memory mode is requested, and the driver could not be reloaded
 BUSY = "busy"  # the driver has users; the same command may work later
 REFUSED = "refused"  # the driver refuses this; another tool would get the same answer
+UNEXPLAINED = "unexplained"  # the tool dropped the driver's reason: worth a retry, then another tool
 BROKEN = "broken"  # the tool did not reach the driver, or its answer is unknown; another may work
 
 _ROCM_VERDICTS = {
@@ -35,6 +36,8 @@ _AMD_VERDICTS = {
 }
 _AMD_STATUS = re.compile(r"\bAMDSMI_STATUS_([A-Z_]+)")
 _AMD_ERROR = re.compile(r"\d+ \| (AMDSMI_STATUS_[A-Z_]+ - .*)")
+# amd-smi 6.4 drops the status of a memory mode that the driver refused, EBUSY among them.
+_UNABLE = "Unable to set memory partition to"
 _AMD_FAILED_GPU = re.compile(r"on GPU ID: (\d+) BDF:")
 _AMD_KEYS = {
     "compute": ("ACCELERATOR_PARTITION", "COMPUTEPARTITION"),
@@ -63,13 +66,15 @@ def kind_of(mode: str) -> str:
 def rocm_smi_set(stdout: str, stderr: str, mode: str) -> SetResult:
     """Judge `rocm-smi --setcomputepartition MODE` or `--setmemorypartition MODE`."""
     kind = kind_of(mode)
+    reason = f" ({excerpt(stderr)})" if stderr.strip() else ""
     try:
         titles, lines = rocm_smi_lines(_rocm_answer(stdout) if kind == "memory" else stdout)
     except SmiError as error:
-        message = excerpt(stderr) if stderr.strip() and not stdout.strip() else str(error)
-        return SetResult({}, (BROKEN, message))
+        silent = stderr.strip() and not stdout.strip()
+        return SetResult({}, (BROKEN, excerpt(stderr) if silent else f"{error}{reason}"))
     if f"Set {kind} partition to {mode}" not in titles:
-        return SetResult({}, (BROKEN, f"rocm-smi did something else: {', '.join(titles[1:-1]) or 'nothing'}"))
+        what = ", ".join(titles[1:-1]) or "nothing"
+        return SetResult({}, (BROKEN, f"rocm-smi did something else: {what}{reason}"))
     known = {
         **_ROCM_VERDICTS,
         f"Successfully set {kind} partition to {mode}": DONE,
@@ -84,7 +89,7 @@ def rocm_smi_set(stdout: str, stderr: str, mode: str) -> SetResult:
         if device in verdicts and verdicts[device][0] != verdict:
             return SetResult({}, (BROKEN, f"rocm-smi gave two answers for device {device}"))
         verdicts[device] = (verdict, message)
-    return SetResult(verdicts, None if verdicts else (BROKEN, "rocm-smi named no device"))
+    return SetResult(verdicts, None if verdicts else (BROKEN, f"rocm-smi named no device{reason}"))
 
 
 def _rocm_answer(text: str) -> str:
@@ -138,5 +143,7 @@ def amd_smi_set(stdout: str, stderr: str, mode: str) -> SetResult:
 
 def _amd_verdict(text: str) -> str:
     """Return the verdict for amd-smi's status; several different ones count as BROKEN."""
+    if _UNABLE in text and not _AMD_STATUS.search(text):
+        return UNEXPLAINED
     verdicts = {_AMD_VERDICTS.get(status, BROKEN) for status in _AMD_STATUS.findall(text)}
     return verdicts.pop() if len(verdicts) == 1 else BROKEN

@@ -96,6 +96,7 @@ CASES = {
     "GPU 5 of 8 failed": Case(("compute-errno=EINVAL@5",), CPX, OLD, "Set back to the earlier mode: GPUs 0-4"),
     "busy for good": Case(("compute-errno=EBUSY@5",), {**CPX, "retries": 1}, OLD, "The GPUs are busy after 2"),
     "success reported, nothing done": Case(("set-ignored",), CPX, OLD, "still shows the earlier mode"),
+    "memory mode busy": Case(("memory-errno=EBUSY",), {**CPX4, "retries": 1}, OLD, "The GPUs are busy after 2"),
     "reload refused": Case(("reload=refused",), {**CPX4, "retries": 1}, OLD, "in use"),
     "reload hangs": Case(("reload=hang",), {**CPX4, "timeout": 30}, OLD, "did not end within"),
     "reload fails once": Case(("reload=fail-once",), CPX4, NEW4),

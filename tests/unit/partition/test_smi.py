@@ -10,6 +10,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.smi_set_o
     BUSY,
     DONE,
     REFUSED,
+    UNEXPLAINED,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +43,6 @@ def verdicts(result: smi_set_output.SetResult) -> dict[int, str]:
         ("rocmsmi_7.0_set_compute_unavailable", "TPX", dict.fromkeys(range(2), REFUSED)),
         ("rocmsmi_7.0_set_compute_einval", "SPX", dict.fromkeys(range(2), REFUSED)),
         ("rocmsmi_7.0_set_compute_notsupported", "CPX", dict.fromkeys(range(2), BROKEN)),
-        ("rocmsmi_7.0_set_compute_unknown", "SPX", {0: BROKEN}),
     ],
 )
 def test_rocm_smi_set(name: str, mode: str, expected: dict[int, str]) -> None:
@@ -68,6 +68,38 @@ def test_rocm_smi_set_that_did_not_happen(name: str, says: str) -> None:
     assert result.failure is not None
     assert result.failure[0] == BROKEN
     assert says in result.failure[1]
+
+
+def test_what_rocm_smi_writes_to_stderr_explains_a_log_without_a_device() -> None:
+    name = "rocmsmi_7.0_set_compute_unknown"
+    result = smi_set_output.rocm_smi_set(sample(name), sample(name, ".stderr.txt"), "SPX")
+    assert not result.verdicts
+    assert result.failure is not None
+    verdict, message = result.failure
+    assert verdict == BROKEN
+    assert message.startswith("rocm-smi named no device (ERROR: GPU[0]")
+    assert "Failed to retrieve compute partition" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ('[\n    {\n        "gpu": 0,\n        "error": "Device busy"\n    }\n]\n', '"error": "Device busy"'),
+        ("first\n\n=======\n", "first"),
+        ("]\n", "no output"),
+    ],
+)
+def test_an_excerpt_has_a_word(text: str, last: str) -> None:
+    assert smi_output.excerpt(text) == last
+
+
+@pytest.mark.parametrize("in_a_block", [True, False])
+def test_amd_smi_without_a_status_does_not_say_why(in_a_block: bool) -> None:
+    said = "Unable to set memory partition to NPS4 on GPU ID: 0 BDF:0000:05:00.0"
+    block = f"GPU: 0\n    MEMORY_PARTITION: {said}\n\n"
+    out, err = (block, "") if in_a_block else ("", f"ValueError: {said}\n")
+    result = smi_set_output.amd_smi_set(out, err, "NPS4")
+    assert verdicts(result) == {0: UNEXPLAINED}
 
 
 def test_rocm_smi_success_of_another_mode_is_no_success() -> None:
