@@ -39,6 +39,7 @@ class Model:
     vram_type: str
     max_bandwidth: int  # GB/s
     idle_power: int
+    caches_per_xcc: int = 80
     max_clock: int = 2100
     memory_clock: int = 1300
     apu: bool = False  # CPU and GPU in one package: its own PCI domain and NUMA node, no board firmware
@@ -104,7 +105,7 @@ MODELS: dict[str, Model] = {
               "Device 75a3", "HBM3E", 8000, 260, max_clock=2400, memory_clock=1900, host_memory=LARGE),
         Model("MI308X", 0x74A2, "gfx942", 90402, 4, 20, 196592, 650, ("NPS1",),
               (("SPX", ("NPS1",)), ("DPX", ("NPS1", "NPS2")), ("CPX", ("NPS1", "NPS4"))),
-              "Aqua Vanjaram [Instinct MI308X]", "HBM3", 5325, 130),
+              "Aqua Vanjaram [Instinct MI308X]", "HBM3", 5325, 130, caches_per_xcc=46, max_clock=1420),
         Model("MI300A", 0x74A0, "gfx942", 90402, 6, 38, 131072, 550, ("NPS1",),
               (("SPX", ("NPS1",)), ("TPX", ("NPS1",)), ("CPX", ("NPS1",))),
               "Aqua Vanjaram [Instinct MI300A]", "HBM3", 5325, 120, apu=True, host_memory=131072 * MIB),

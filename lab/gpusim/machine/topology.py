@@ -19,6 +19,7 @@ from .state import Gpu, Node
 MAX_XCP = 8
 FIRST_RENDER_MINOR = 128
 DRM_MINORS = 64
+RESERVED = 16 << 20  # bytes of the HBM that the firmware keeps
 HEAP_SYSTEM, HEAP_VRAM_PUBLIC = 0, 1
 
 
@@ -90,16 +91,22 @@ def partitions(node: Node) -> list[Partition]:
                     gpu_id=gpu_id,
                     render=device.render,
                     card=device.card,
-                    memory=_memory(node, gpu, parts),
+                    memory=_memory(node, gpu, p, parts),
                 )
             )
     return found
 
 
-def _memory(node: Node, gpu: Gpu, parts: int) -> int:
-    """Return the bytes that a partition can allocate: its share of the VRAM, or all of its memory partition."""
+def _memory(node: Node, gpu: Gpu, part: int, parts: int) -> int:
+    """Return the bytes that a partition can allocate: its share of its memory partition, or all of that.
+
+    Memory partitions divide the HBM evenly; what the firmware keeps of it is missing at the end of the last one (kernel
+    gmc_v9_0_init_sw_mem_ranges; seen on an MI308X in CPX/NPS4).
+    """
     pools = int(node.memory.removeprefix("NPS"))
-    return node.spec.vram // (pools if gpu.mem_alloc == "ALL" else parts)
+    pool = (node.spec.vram + RESERVED) // pools
+    size = pool if part * pools // parts < pools - 1 else node.spec.vram - pool * (pools - 1)
+    return size if gpu.mem_alloc == "ALL" else size // max(parts // pools, 1)
 
 
 def _gpu_id(gpu: Gpu, part: int, parts: int, used: set[int]) -> int:
@@ -177,7 +184,7 @@ def gpu_properties(node: Node, parts: Sequence[Partition], part: Partition) -> s
             ("cpu_cores_count", 0),
             ("simd_count", spec.cu_per_xcc * 4 * xcc),
             ("mem_banks_count", 1),
-            ("caches_count", 80 * xcc),
+            ("caches_count", spec.caches_per_xcc * xcc),
             ("io_links_count", len(parts)),
             ("p2p_links_count", node.cpu_nodes - 1),
             ("cpu_core_id_base", 0),

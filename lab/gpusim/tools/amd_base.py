@@ -19,6 +19,7 @@ AMDSMI = {
     Status.INVALID_ARGS: (1, "INVAL", "Invalid parameters"),
     Status.NOT_SUPPORTED: (2, "NOT_SUPPORTED", "Feature not supported"),
     Status.PERMISSION: (10, "NO_PERM", "Permission Denied"),
+    Status.INTERNAL_EXCEPTION: (16, "INTERNAL_EXCEPTION", " Internal error"),
     Status.BUSY: (30, "BUSY", "Device busy"),
     Status.NOT_FOUND: (31, "NOT_FOUND", "Device Not found"),
     Status.UNEXPECTED_SIZE: (42, "UNEXPECTED_SIZE", "Unexpected size of data was read"),
@@ -276,9 +277,13 @@ class AmdBase:
     def bytes(self, value: int) -> Any:
         return {"value": value, "unit": "B"} if self.format == "json" else size(value)
 
+    unnamed: tuple[Status, ...] = ()  # statuses for which the release's Python knows no name
+
     def chain(self, status: Status, last: str) -> NoReturn:
         """Print Python's report of an exception that caused another, without frames; exit code 1."""
         number, name, text = AMDSMI[status]
+        if status in self.unnamed:
+            _unused, name, text = AMDSMI[Status.UNKNOWN]
         self.t.err.write(
             f"amdsmi.amdsmi_exception.AmdSmiLibraryException: Error code:\n"
             f"\t{number} | AMDSMI_STATUS_{name} - {text}\n\n"

@@ -52,12 +52,24 @@ class AmdSmi64(AmdSmi70):
         """Return the UUID, the same for all partitions of a GPU."""
         return self.uuid_text(self.lib.start.gpus[device.gpu].unique_id, 0xFF)
 
+    def do_set(self, args: argparse.Namespace) -> None:
+        """Report compute modes at the end, in one list: the first failure ends the command without a report."""
+        compute: str | None = getattr(args, "compute_partition", None)
+        if compute is None:
+            super().do_set(args)
+        else:
+            devices = self.selected(args)
+            self.emit([self.set_compute(device, compute) for device in devices])
+            self.end_each(devices)
+
     def profile(self, text: str) -> str:
         """Return a compute mode given by name or index; whether it can be set shows when it is tried."""
         modes = self.lib.node.spec.compute_modes
         if text.isdigit() and int(text) < len(modes):
             return modes[int(text)]
         if text.upper() not in modes:
+            indices = [str(index) for index in range(len(modes))]
+            self.t.err.write(f"Valid inputs are {', '.join([*modes, *indices])}\n")
             raise UsageError(f"Value '{text.upper()}' is not of valid type or format. {SEE}", -5)
         return text.upper()
 
@@ -103,8 +115,8 @@ class AmdSmi64(AmdSmi70):
             text = (
                 f"[AMDSMI_STATUS_{name}] Could not successfully restart driver after applying {mode} {where}"
             )
-        else:
-            text = f"[AMDSMI_STATUS_{name}] Unable to set memory partition to {mode}"
+        else:  # without a status, whatever the driver's reason
+            text = f"Unable to set memory partition to {mode} {where}"
         if status is Status.INVALID_ARGS:
             self.t.print(f"Valid Memory partition Modes: {','.join(self.lib.memory_caps(device)) or 'N/A'}\n")
         self.emit([{"gpu": device.index, "memory_partition": text}])
@@ -142,6 +154,7 @@ class AmdSmi63(AmdSmi64):
         "partition_id": 14,
     }
     no_profile: ClassVar[Row] = {"num_partitions": 0}
+    unnamed = (Status.SETTING_UNAVAILABLE, Status.AMDGPU_RESTART_ERR)
 
     def _arguments(self, parser: argparse.ArgumentParser, command: str) -> None:
         if command == "reset":
@@ -197,18 +210,21 @@ class AmdSmi63(AmdSmi64):
     def print_partition(self, found: dict[str, list[Row]]) -> None:
         config = self.lib.node.driver.partition_config
         for row in found.get("current_partition", []):
-            row["partition_id"] = row["partition_id"] if config else "N/A"
+            row["partition_id"] = int(str(row["partition_id"])) if config else "N/A"
         memory = [
             {
                 "gpu": row["gpu_id"],
                 "memory_partition": {
-                    "caps": row["memory_partition_caps"] if config else "N/A",
+                    "caps": str(row["memory_partition_caps"]).replace(",", ", ") if config else "N/A",
                     "current": row["current_memory_partition"],
                 },
             }
             for row in found.get("memory_partition", [])
         ]
-        profiles = found.get("partition_profiles", [])
+        profiles = [
+            {**row, "memory_partition_caps": str(row["memory_partition_caps"]).replace(",", ", ")}
+            for row in found.get("partition_profiles", [])
+        ]
         if self.format == "json":
             for rows in (found.get("current_partition"), memory, profiles):
                 if rows:
@@ -223,10 +239,15 @@ class AmdSmi63(AmdSmi64):
 
     def do_set(self, args: argparse.Namespace) -> None:
         compute: str | None = getattr(args, "compute_partition", None)
-        if compute is None:
+        if compute is not None:
+            self.set_all("compute", compute, self.lib.compute_set, self.selected(args))
+        elif getattr(args, "memory_partition", None) is not None:
             super().do_set(args)
         else:
-            self.set_all("compute", compute, self.lib.compute_set, self.selected(args))
+            self.t.err.write(
+                "ValueError: No GPU, CPU, or CORE arguments provided, specific arguments are needed\n"
+            )
+            raise Exit(1)
 
     def set_all(
         self, kind: str, mode: str, put: Callable[[Partition, str], Status], devices: list[Partition]

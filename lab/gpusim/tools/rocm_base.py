@@ -21,13 +21,13 @@ TEXTS = {
     Status.INVALID_ARGS: "Invalid arguments provided",
     Status.NOT_SUPPORTED: "Not supported on the given system",
     Status.PERMISSION: "Permission denied",
+    Status.INTERNAL_EXCEPTION: "An internal exception was caught",
     Status.UNEXPECTED_SIZE: "Unexpected amount of data read",
     Status.UNEXPECTED_DATA: "Unexpected data received",
     Status.BUSY: "Busy - resources are preventing call the ability to execute",
     Status.SETTING_UNAVAILABLE: "Requested setting is unavailable for current device",
     Status.AMDGPU_RESTART_ERR: "Could not successfully restart the amdgpu driver",
     Status.NOT_FOUND: "Item searched for but not found",
-    Status.UNKNOWN: "Unknown error occured",
 }
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -66,6 +66,7 @@ class RocmBase(ABC):
     library: str
     lead = "\n\n"
     metrics = True  # has --showmetrics
+    dies_without_data = False  # in CSV, a device of which nothing is known ends the tool
     reset_partition = False
     invalid = Status.INVALID_ARGS  # the status for EINVAL
 
@@ -227,10 +228,13 @@ class RocmBase(ABC):
     def ok(
         self, status: Status, device: Partition | None = None, metric: str = "", silent: bool = True
     ) -> bool:
-        """Return whether a call succeeded; a failure becomes the exit code, and a line unless silent."""
+        """Return whether a call succeeded; a failure becomes the exit code, and a line unless silent.
+
+        The library's unknown error is -1 in Python, for which the tool knows no text: nothing is printed.
+        """
         if status is Status.SUCCESS:
             return True
-        if self.json_data is None and not silent:
+        if self.json_data is None and not silent and status in TEXTS:
             self.log(device, f"{metric}, {TEXTS[status]}")
         self.retcode = int(status) & 0xFF
         return False
@@ -248,6 +252,10 @@ class RocmBase(ABC):
             rows = [f'"{key}", "{value}"' for key, value in data["system"].items()]
             self.t.print("name, value\n" + "".join(f"{row}\n" for row in rows))
             return
+        missing = next((card for card in self.json_data if not self.json_data[card]), None)
+        if missing is not None and self.dies_without_data:
+            self.t.err.write(f"KeyError: {missing!r}\n")
+            raise Exit(1)
         keys: list[str] = []
         for values in data.values():
             keys += [key for key in values if key not in keys]

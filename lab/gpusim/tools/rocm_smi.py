@@ -40,6 +40,7 @@ class RocmSmi70(RocmViews):
     library = "7.8.0"
     asks = True
     bar_seconds = 140
+    dies_without_data = True
     bar_first = False  # the bar appears even if nothing takes time
 
     def actions(self) -> list[Action]:
@@ -160,6 +161,7 @@ class RocmSmi64(RocmSmi70):
     """rocm-smi 6.4."""
 
     version = "3.0.0+unknown"
+    dies_without_data = False
     library = "7.5.0"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..machine.topology import Partition, bus_of
 from .rocm_base import Action, RocmBase
+from .smi import Status
 
 
 class RocmViews(RocmBase):
@@ -213,9 +214,13 @@ class RocmViews(RocmBase):
                 if kind not in ("VRAM", "VIS_VRAM", "GTT"):
                     self.error(device, f"Invalid memory type {kind}")
                     continue
+                used: int | None
                 used, total = self.lib.vram(device)
                 if kind == "GTT":
                     used, total = 12 << 20, self.lib.node.cpu_memory // 2
+                elif not self.lib.first(device):  # KFD states such a partition's size, but not its use
+                    self.ok(Status.NOT_SUPPORTED, device, f"get_memory_usage_{kind}", silent=False)
+                    used = None
                 found += [(f"{kind} Total Memory (B)", total), (f"{kind} Total Used Memory (B)", used)]
             return found
 

@@ -33,6 +33,7 @@ class Status(IntEnum):
     INVALID_ARGS = 1
     NOT_SUPPORTED = 2
     PERMISSION = 4
+    INTERNAL_EXCEPTION = 6
     UNEXPECTED_SIZE = 13
     UNEXPECTED_DATA = 15
     BUSY = 16
@@ -131,7 +132,9 @@ class Lib:
         if not self._has_files(device):
             return Status.NOT_SUPPORTED, ""
         gpu = self.gpu(device)
-        forced = faults.errno_for(self.node, "read-errno", device.gpu) or (errno.EPERM if gpu.reset else 0)
+        if gpu.reset:  # the libraries' read path, unlike writing, makes an exception of EPERM
+            return Status.INTERNAL_EXCEPTION, ""
+        forced = faults.errno_for(self.node, "read-errno", device.gpu)
         return status_of(forced), "" if forced else gpu.compute
 
     def memory_get(self, device: Partition) -> tuple[Status, str]:
@@ -153,7 +156,7 @@ class Lib:
         if mode not in kernel.available_compute(self.node):
             return Status.SETTING_UNAVAILABLE
         status, current = self.compute_get(device)
-        if status is Status.SUCCESS and current == mode:
+        if status is Status.INTERNAL_EXCEPTION or (status is Status.SUCCESS and current == mode):
             return status
         holders = self.holders.fresh()
         time.sleep(faults.delay(self.node))

@@ -175,6 +175,28 @@ def test_logical_gpus(mode: str, count: int, simds: int, renders: list[int]) -> 
     assert gpus == {"kfd", *(f"dri/renderD{r}" for r in renders)}
 
 
+@pytest.mark.parametrize(
+    ("model", "compute", "sizes", "caches", "clock"),
+    [
+        # ROCm/k8s-device-plugin, testdata/topology-parsing-mi308: the last partition lacks what the firmware keeps
+        ("MI308X", "CPX", [49152, 49152, 49152, 49136], 46, 1420),
+        ("MI300X", "CPX", [24576] * 6 + [24568] * 2, 80, 2100),
+        ("MI300X", "QPX", [49152, 49152, 49152, 49136], 160, 2100),
+    ],
+)
+def test_memory_partitions_divide_the_hbm(
+    model: str, compute: str, sizes: list[int], caches: int, clock: int
+) -> None:
+    made = settings.apply(make_node(), settings.split([f"model={model}", "gpus=2"]))
+    made = replace(made, memory="NPS4", gpus=tuple(replace(gpu, compute=compute) for gpu in made.gpus))
+    parts = topology.partitions(made)
+    assert [p.memory // MIB for p in parts] == sizes * 2
+    assert sum(sizes) == made.spec.vram_mib
+    text = topology.gpu_properties(made, parts, parts[0])
+    assert f"caches_count {caches}\n" in text
+    assert f"max_engine_clk_fcompute {clock}\n" in text
+
+
 def test_drm_devices_are_there_in_any_mode() -> None:
     assert len([n for n in names(make_node(), "class/drm") if n.startswith("renderD")]) == 64
     node = faults.add(make_node(), "all-render-nodes")
