@@ -88,21 +88,19 @@ def env_table(
                 None if choices is None else tuple(choices),
                 value(entry, "unused"),
             )
+
+    def forked(name: str, variable: EnvVariable | None, attributes: Changes) -> EnvVariable:
+        given: dict[str, Any] = dict(attributes)
+        if given.get("choices") is not None:
+            given["choices"] = tuple(given["choices"])
+        return replace(variable, **given) if variable else EnvVariable(**{"name": name, **defaults, **given})
+
     if fork:
-        variables = changed(variables, fork.changes("env"), lambda *args: _forked(*args, defaults))
+        variables = changed(variables, fork.changes("env"), forked)
     renamed = fork.renamed if fork else {}
     return EnvTable(
         release, variables, runtime["variables"], replacements, flags, renamed, data["variables"], line
     )
-
-
-def _forked(
-    name: str, variable: EnvVariable | None, attributes: Changes, defaults: Mapping[str, Any]
-) -> EnvVariable:
-    given = dict(attributes)
-    if given.get("choices") is not None:
-        given["choices"] = tuple(given["choices"])
-    return replace(variable, **given) if variable else EnvVariable(**{"name": name, **defaults, **given})
 
 
 def check_env(table: EnvTable, name: str, value: str) -> Finding:

@@ -104,15 +104,17 @@ def flags_of(
 ) -> dict[str, Flag]:
     """Build the flags of one release for one command of bench.json, as flags_at does, with a fork's changes."""
     flags = flags_at({"defaults": defaults, "flags": packed}, line, index)
-    return changed(flags, changes, lambda *args: _forked(*args, defaults))
 
+    def forked(name: str, flag: Flag | None, attributes: Changes) -> Flag:
+        given: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in attributes.items()
+        }
+        if flag is not None:
+            return replace(flag, **given)
+        lists = {key: () for key, value in defaults.items() if isinstance(value, list)}
+        return Flag(**{"name": name, **defaults, **lists, **given})
 
-def _forked(name: str, flag: Flag | None, attributes: Changes, defaults: Mapping[str, Any]) -> Flag:
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in attributes.items()}
-    if flag is not None:
-        return replace(flag, **given)
-    missing = {key: tuple(value) if isinstance(value, list) else value for key, value in defaults.items()}
-    return Flag(**{"name": name, **missing, **given})
+    return changed(flags, changes, forked)
 
 
 def _flag(
