@@ -6,8 +6,9 @@
     catalog/regenerate.py --installed --python venv/bin/python    asks an installed vLLM
     catalog/regenerate.py --from-dir wheel/ --python PYTHON       asks an unpacked wheel, run by PYTHON
     … --check                                                     writes nothing, exits with 1 when it differs
+    … --fork amd-0.9.1 --parent 0.9.2                             writes what a fork has otherwise than a release
 
-Only the generated files are written (versions, flags, env, configs, bench); replacements.yml, parser.yml,
+Only generated files are written (versions, flags, env, configs, bench, fork_differences); replacements.yml, parser.yml,
 settings.yml and backends.yml are written by hand, and what they now lack is named at the end.
 """
 
@@ -28,6 +29,8 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / ".collections")]
 
 import yaml  # noqa: E402  (the two lines above make the imports below work from any directory)
 
+from catalog.tools.forks import fork_tables, write_forks  # noqa: E402
+from catalog.tools.packing import read_json  # noqa: E402
 from catalog.tools.probe import MARKER, TRACKED  # noqa: E402
 from catalog.tools.store import PROBE, Store  # noqa: E402
 
@@ -110,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--docker", default="docker", metavar="PATH", help="default: docker")
     parser.add_argument("--check", action="store_true", help="only report")
+    parser.add_argument("--fork", default="", metavar="NAME", help="what is asked is this fork of forks.yml")
+    parser.add_argument("--parent", default="", metavar="RELEASE", help="the upstream release of --fork")
     parser.add_argument(
         "--force", action="store_true", help="replace an entry that was taken on another platform"
     )
@@ -125,10 +130,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             directory = str(Path(options.from_dir).resolve()) if options.from_dir else ""
             probe, origin = from_python(options.python, classes, directory), "installed"
-        return report(store, probe, origin, options)
+        return report_fork(store, probe, options) if options.fork else report(store, probe, origin, options)
     except Failure as error:
         print(f"regenerate: {error}", file=sys.stderr)
         return 2
+
+
+def report_fork(store: Store, probe: Mapping[str, Any], options: argparse.Namespace) -> int:
+    """Compare a fork with its parent, and write what differs unless told not to."""
+    if options.parent not in store.line().order:
+        raise Failure(f"--parent {options.parent or '(missing)'} is no release of the catalogue")
+    path = store.root / "fork_differences.json"
+    tables = fork_tables(store, probe, options.parent)
+    count = {key: len(tables[key]) for key in ("flags", "env", "configs", "bench")}
+    print(f"{options.fork}: {count} differ from {options.parent}")
+    if options.check:
+        return 0 if read_json(path)["forks"].get(options.fork) == tables else 1
+    write_forks(path, options.fork, tables)
+    return 0
 
 
 def report(store: Store, probe: Mapping[str, Any], origin: str, options: argparse.Namespace) -> int:

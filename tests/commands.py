@@ -337,20 +337,23 @@ def _body(body: Mapping[str, Any]) -> Items:
     return items
 
 
-def recipes_add(entry: Entry) -> list[str]:
-    """What a plan with recipes sets besides, as --flag value and NAME=value."""
+def items_of(entry: Entry, instance: Mapping[str, Any]) -> Items:
+    """Flags and variables of a planned instance, by the names that the release's parser gives them."""
+    return {**instance["env"], **_items(instance["argv"], knowledge().flags(entry.vllm))}
+
+
+def recipes_add(entry: Entry) -> dict[str, list[str]]:
+    """What a plan with recipes sets besides, as --flag value and NAME=value, by the source that says so."""
     plain, rich = instances(plan(entry))[0], instances(plan(entry, recipes=True))[0]
-    table = knowledge().flags(entry.vllm)
-    before, after = _items(plain["argv"], table), _items(rich["argv"], table)
-    found = [
-        name if value is True else f"{name} {json.dumps(value) if isinstance(value, dict) else value}"
-        for name, value in after.items()
-        if before.get(name) != value
-    ]
-    return [
-        *found,
-        *(f"{name}={text}" for name, text in rich["env"].items() if plain["env"].get(name) != text),
-    ]
+    before, after = (items_of(entry, item) for item in (plain, rich))
+    sources = {item["setting"]: str(item["source"]).partition("#")[0] for item in rich["reasons"]}
+    found: dict[str, list[str]] = {}
+    for name, value in sorted(after.items(), key=lambda item: not item[0].startswith("-")):
+        if before.get(name) != value:
+            text = json.dumps(value) if isinstance(value, dict) else value
+            said = name if value is True else f"{name} {text}" if name.startswith("-") else f"{name}={text}"
+            found.setdefault(sources.get(name, ""), []).append(said)
+    return found
 
 
 def with_reasons(entry: Entry, found: Sequence[Difference]) -> list[Difference]:

@@ -26,7 +26,8 @@ and variables, and what differs, with the reason. `make unit` plans every entry 
 compares; this page is generated from the same data (`make docs`).
 
 * `recipes: false` reproduces a command as it is written. Leave it out, and the plan adds what the documents recommend
-  for the model, the GPU and the `objective`, listed under *Recipes add*. `plan.yml -e explain=true` shows the reasons.
+  for the model, the GPU and the `objective`, listed under *Recipes add* with their source; they turn nothing that the
+  command decides. `plan.yml -e explain=true` shows the reasons.
 * `settings` are names that all releases share; the planner translates them for the image's vLLM. Flags and variables
   without such a name go into `engine_args` and `env`. [catalogue.md](catalogue.md) explains both.
 * A benchmark is a deployment plus variables of the role `benchmark`. `benchmark.yml` measures what runs; with
@@ -106,7 +107,11 @@ def _entry(entry: Entry) -> Iterable[str]:
         if plain and not entry.benchmark and not entry.commands[0].startswith("docker"):
             added = recipes_add(entry)
             if added:
-                yield "*Recipes add* " + ", ".join(f"`{item}`" for item in added) + "."
+                yield "*Recipes add* " + "; ".join(_added(*item) for item in added.items()) + "."
+
+
+def _added(source: str, items: Iterable[str]) -> str:
+    return ", ".join(f"`{item}`" for item in items) + f" ({source})"
 
 
 def _difference(item: Any) -> str:

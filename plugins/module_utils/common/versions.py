@@ -55,7 +55,7 @@ class Release:
     """A version placed among the known releases.
 
     `name` is the release whose data applies: the version itself if it is known, else the newest known one before it.
-    `exact` is False in the second case, and `note` says why.
+    `exact` is False in the second case, and `note` says why. `fork` is the name of a fork of vLLM with this place.
     """
 
     requested: str
@@ -63,6 +63,7 @@ class Release:
     index: int
     exact: bool
     note: str = ""
+    fork: str = ""
 
 
 @dataclass(frozen=True)

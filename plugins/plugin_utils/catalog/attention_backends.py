@@ -131,7 +131,7 @@ class Backends:
 
     def log_lines(self, backend: str) -> tuple[str, ...]:
         """Return texts in the log of the starting server that each prove the backend; empty if none is known."""
-        lines = self.era["lines"]
+        lines = {**self.era["lines"], **self.data["forks"].get(self.release.fork, {})}
         if backend in lines:
             return tuple(lines[backend])
         name = self.vllm_name(backend)

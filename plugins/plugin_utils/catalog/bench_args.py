@@ -39,7 +39,8 @@ def bench_table(serve: FlagTable, data: Mapping[str, Any], command: str) -> Flag
     flags: dict[str, Flag] = {}
     if entry["engine_args"]:
         flags.update((name, flag) for name, flag in serve.flags.items() if flag.engine)
-    flags.update(flags_of(entry["flags"], data["defaults"], serve.line, serve.release.index))
+    changes = serve.bench.get(command, {})
+    flags.update(flags_of(entry["flags"], data["defaults"], serve.line, serve.release.index, changes))
     return replace(serve, flags=flags, options=option_index(flags.values()), ever=ever(serve, entry))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.errors import suggest
 from ...module_utils.common.versions import Release, Timeline
 from .findings import BAD_CHOICE, GONE, NO_EFFECT, NOT_YET, UNKNOWN, Finding
+from .forks import Changes, changed
 
 _LITERAL = re.compile(r"Literal\[([^\]]*)\]")
 _CLASS = re.compile(r"[A-Z][A-Za-z0-9]*Config")
@@ -18,12 +19,16 @@ _CLASS = re.compile(r"[A-Z][A-Za-z0-9]*Config")
 
 @dataclass(frozen=True)
 class ConfigKeys:
-    """The fields of one release's configuration classes. Data: catalog/vllm/configs.json and parser.yml."""
+    """The fields of one release's configuration classes. Data: catalog/vllm/configs.json and parser.yml.
+
+    changes: by class, what a fork has otherwise.
+    """
 
     release: Release
     line: Timeline
     classes: Mapping[str, Mapping[str, Any]]
     unknown_keys: Mapping[str, Any]
+    changes: Mapping[str, Changes] = field(default_factory=dict)
 
     def of_flag(self, flag: str) -> str | None:
         """Return the class that a flag's JSON is parsed into, or None if the catalogue does not know it."""
@@ -32,11 +37,12 @@ class ConfigKeys:
     def fields(self, name: str) -> dict[str, str]:
         """Return the fields of a class in this release, with their types as in vLLM's source."""
         index = self.release.index
-        return {
-            field: self.line.value(entry.get("type", ()), index, "")
-            for field, entry in self.classes[name]["fields"].items()
+        found = {
+            key: str(self.line.value(entry.get("type", ()), index, ""))
+            for key, entry in self.classes[name]["fields"].items()
             if self.line.within(entry["present"], index)
         }
+        return changed(found, self.changes.get(name, {}), lambda _name, _old, item: str(item.get("type", "")))
 
     def refuses(self, name: str) -> bool:
         """Return whether an unknown key stops vLLM; otherwise vLLM drops it silently."""

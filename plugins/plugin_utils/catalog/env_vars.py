@@ -7,12 +7,13 @@ The data is catalog/vllm/{env.json, runtime_env.yml, replacements.yml}; nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...module_utils.common.errors import nearest
 from ...module_utils.common.versions import Release, Timeline
 from .findings import BAD_CHOICE, BAD_VALUE, GONE, NO_EFFECT, NOT_YET, OK, UNKNOWN, Finding
+from .forks import Changes, Fork, changed
 from .replacements import Replacements
 
 PREFIX = "VLLM_"
@@ -38,7 +39,8 @@ class EnvVariable:
 class EnvTable:
     """The variables of one release, and those of HIP, RCCL, PyTorch and others in the catalogue.
 
-    flags: names of the release's flags, as flags replaced some variables.
+    flags: names of the release's flags, as flags replaced some variables. renamed: variables of other releases, with
+    their names in this fork.
     """
 
     release: Release
@@ -46,6 +48,7 @@ class EnvTable:
     runtime: Mapping[str, Mapping[str, Any]]
     replacements: Replacements
     flags: frozenset[str]
+    renamed: Mapping[str, str]
     ever: Mapping[str, Mapping[str, Any]] = field(repr=False)
     line: Timeline = field(repr=False)
 
@@ -66,8 +69,9 @@ def env_table(
     runtime: Mapping[str, Any],
     replacements: Replacements,
     flags: frozenset[str],
+    fork: Fork | None = None,
 ) -> EnvTable:
-    """Build the variables of one release from the packed histories."""
+    """Build the variables of one release, or of a fork of it, from the packed histories."""
     index, defaults = release.index, data["defaults"]
 
     def value(entry: Mapping[str, Any], key: str) -> Any:
@@ -84,7 +88,19 @@ def env_table(
                 None if choices is None else tuple(choices),
                 value(entry, "unused"),
             )
-    return EnvTable(release, variables, runtime["variables"], replacements, flags, data["variables"], line)
+
+    def forked(name: str, variable: EnvVariable | None, attributes: Changes) -> EnvVariable:
+        given: dict[str, Any] = dict(attributes)
+        if given.get("choices") is not None:
+            given["choices"] = tuple(given["choices"])
+        return replace(variable, **given) if variable else EnvVariable(**{"name": name, **defaults, **given})
+
+    if fork:
+        variables = changed(variables, fork.changes("env"), forked)
+    renamed = fork.renamed if fork else {}
+    return EnvTable(
+        release, variables, runtime["variables"], replacements, flags, renamed, data["variables"], line
+    )
 
 
 def check_env(table: EnvTable, name: str, value: str) -> Finding:
@@ -169,6 +185,9 @@ def _absent(table: EnvTable, name: str) -> Finding:
     history = table.ever.get(name)
     version, index = table.release.requested, table.release.index
     entry = table.replacements.variable(name)
+    if name in table.renamed:
+        what, fix = f"is not read by vLLM {version}", f"Here it is {table.renamed[name]}."
+        return Finding(name, GONE, what, fix, "", table.release.exact, harmless=True)
     if history is not None:
         spans = history["present"]
         ended = [until for _unused, until in spans if until is not None and table.line.order[until] <= index]
@@ -180,6 +199,9 @@ def _absent(table: EnvTable, name: str) -> Finding:
             fix = entry.advice(table.names, table.release) if entry else "Remove it."
             source = entry.source if entry else ""
             return Finding(name, GONE, what, fix, source, table.release.exact, harmless=True)
+        if not coming:
+            what = f"is read by vLLM {table.release.name}, and not by its fork {version}"
+            return Finding(name, GONE, what, "Remove it.", "", table.release.exact, harmless=True)
         before = table.replacements.before(name, table.variables)
         fix = f"In this release it is {before}." if before else "Remove it, or use a newer image."
         what = f"is read from vLLM {coming[0]} on, and this is {version}"

@@ -7,7 +7,7 @@ The data is catalog/vllm/{flags.json, parser.yml, configs.json, replacements.yml
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from ...module_utils.common.errors import nearest
@@ -15,6 +15,7 @@ from ...module_utils.common.versions import Release, Timeline
 from .config_keys import ConfigKeys
 from .findings import BAD_CHOICE, BAD_VALUE, DEPRECATED, GONE, NO_EFFECT, NOT_YET, OK, UNKNOWN, Finding
 from .flag_values import Value, chosen, convert, spell, token
+from .forks import Changes, Fork, changed
 from .replacements import Replacements
 
 NO_VALUE = ("switch", "toggle")
@@ -56,8 +57,9 @@ class Flag:
 class FlagTable:
     """Everything that one release's parser accepts.
 
-    `options` maps each spelling to its flag and whether it sets (True) or negates it. `ever` holds the flags of all
-    releases, to tell what was added later or removed earlier.
+    `options` maps each spelling to its flag and whether it sets (True) or negates it. `bench` holds what a fork's
+    benchmark commands have otherwise, and `ever` the flags of all releases, to tell what was added later or removed
+    earlier.
     """
 
     release: Release
@@ -66,6 +68,7 @@ class FlagTable:
     configs: ConfigKeys
     parser: Mapping[str, Any]
     replacements: Replacements
+    bench: Mapping[str, Changes]
     ever: Mapping[str, Mapping[str, Any]] = field(repr=False)
     line: Timeline = field(repr=False)
 
@@ -97,10 +100,21 @@ def flags_at(data: Mapping[str, Any], line: Timeline, index: int, key: str = "fl
 
 
 def flags_of(
-    packed: Mapping[str, Any], defaults: Mapping[str, Any], line: Timeline, index: int
+    packed: Mapping[str, Any], defaults: Mapping[str, Any], line: Timeline, index: int, changes: Changes
 ) -> dict[str, Flag]:
-    """Build the flags of one release for one command of bench.json, as flags_at does."""
-    return flags_at({"defaults": defaults, "flags": packed}, line, index)
+    """Build the flags of one release for one command of bench.json, as flags_at does, with a fork's changes."""
+    flags = flags_at({"defaults": defaults, "flags": packed}, line, index)
+
+    def forked(name: str, flag: Flag | None, attributes: Changes) -> Flag:
+        given: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in attributes.items()
+        }
+        if flag is not None:
+            return replace(flag, **given)
+        lists = {key: () for key, value in defaults.items() if isinstance(value, list)}
+        return Flag(**{"name": name, **defaults, **lists, **given})
+
+    return changed(flags, changes, forked)
 
 
 def _flag(
@@ -142,12 +156,13 @@ def flag_table(
     parser: Mapping[str, Any],
     configs: ConfigKeys,
     replacements: Replacements,
+    fork: Fork | None = None,
 ) -> FlagTable:
-    """Build the flag table of `vllm serve` in one release."""
-    flags = flags_at(data, line, release.index)
-    return FlagTable(
-        release, flags, option_index(flags.values()), configs, parser, replacements, data["flags"], line
-    )
+    """Build the flag table of `vllm serve` in one release, or in a fork of it."""
+    changes, bench = (fork.changes("flags"), fork.changes("bench")) if fork else ({}, {})
+    flags = flags_of(data["flags"], data["defaults"], line, release.index, changes)
+    options = option_index(flags.values())
+    return FlagTable(release, flags, options, configs, parser, replacements, bench, data["flags"], line)
 
 
 def check(table: FlagTable, name: str, value: Value) -> Finding:
@@ -279,6 +294,9 @@ def absent(table: FlagTable, option: str) -> Finding:
             what += f"; it is back from {coming[0]}"
         fix = entry.advice(table.flags, table.release) if entry else "Remove it."
         return Finding(option, GONE, what, fix, entry.source if entry else "", table.release.exact)
+    if not coming:
+        what = f"is a flag of vLLM {table.release.name}, and not of its fork {version}"
+        return Finding(option, GONE, what, "Remove it.", "", table.release.exact)
     what = f"came with vLLM {coming[0]}, and this is {version}"
     before = table.replacements.before(name, table.flags)
     fix = (

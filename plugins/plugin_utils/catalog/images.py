@@ -23,8 +23,8 @@ class ImageFacts:
     """An image's software; None for what is unknown.
 
     basis: how the reference was recognized: tag, family, repository or unknown (tuning/image_software.py adds declared
-    and image). platform: rocm, cpu, cuda, or "" if unknown. v1: the image enables the V1 engine although its vLLM
-    release does not by default (AMD's 0.9.1).
+    and image). platform: rocm, cpu, cuda, or "" if unknown. fork: its vLLM is this fork of forks.yml. floating: the tag
+    moves, so that its content has to be asked.
     """
 
     ref: str
@@ -38,7 +38,7 @@ class ImageFacts:
     floating: bool = False
     deprecated: bool = False
     serves: bool = True
-    v1: bool | None = None
+    fork: str = ""
     notes: tuple[str, ...] = ()
     source: str = ""
     platform: str = ""
@@ -81,7 +81,8 @@ def look_up(data: Mapping[str, Any], ref: str) -> ImageFacts:
             common["source"] = family["source"]
             rocm = family["rocm_by_vllm"].get(vllm)
             return ImageFacts(ref, "family", vllm=vllm, rocm=rocm, python=family["python"], **common)
-    return ImageFacts(ref, "repository", **common)
+    floating = not digest and re.fullmatch(data["moving"], tag or "latest") is not None
+    return ImageFacts(ref, "repository", floating=floating, **common)
 
 
 def _of_tag(ref: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> ImageFacts:
@@ -99,7 +100,7 @@ def _of_tag(ref: str, entry: Mapping[str, Any], common: Mapping[str, Any]) -> Im
         floating=entry.get("floating", False),
         deprecated=common["deprecated"],
         serves=entry.get("serves", True),
-        v1=entry.get("v1"),
+        fork=entry.get("fork", ""),
         notes=notes,
         source=entry["source"],
         platform=common["platform"],

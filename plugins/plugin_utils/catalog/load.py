@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ...module_utils.common.versions import Release, Timeline, timeline
 from .config_keys import ConfigKeys
 from .env_vars import EnvTable, env_table
 from .flags import FlagTable, flag_table
+from .forks import Fork, Forks, parse_forks, renamed_settings
 from .gpus import GpuCatalog, parse_gpus
 from .recipes import Recipe, parse_recipe
 from .replacements import Replacements, parse_replacements
@@ -85,38 +87,54 @@ class Knowledge:
         found: Mapping[str, Any] = self._yaml("sources.yml")["sources"]
         return found
 
+    @functools.cached_property
+    def forks(self) -> Forks:
+        """Return the forks of vLLM that are releases of their own."""
+        return parse_forks(self._yaml("vllm/forks.yml"))
+
     def release(self, version: str) -> Release:
         """Return a vLLM version's place among the releases. Raise ValueError if it is malformed or too old."""
-        return self.line.find(version)
+        fork = None if version in self.line.order else self.forks.of_version(version)
+        return fork.place(self.line) if fork else self.line.find(version)
+
+    def _fork(self, release: Release) -> Fork | None:
+        fork = self.forks.named(release.fork) if release.fork else None
+        return fork and replace(fork, tables=self._json("vllm/fork_differences.json")["forks"][fork.name])
 
     def flags(self, version: str) -> FlagTable:
         """Return what `vllm serve` of a version accepts."""
         if version not in self._flags:
             release = self.release(version)
+            fork = self._fork(release)
             parser = self._yaml("vllm/parser.yml")
             classes = self._json("vllm/configs.json")["classes"]
-            configs = ConfigKeys(release, self.line, classes, parser["unknown_keys"])
+            changes = fork.changes("configs") if fork else {}
+            configs = ConfigKeys(release, self.line, classes, parser["unknown_keys"], changes)
             self._flags[version] = flag_table(
-                self._json("vllm/flags.json"), self.line, release, parser, configs, self.replacements
+                self._json("vllm/flags.json"), self.line, release, parser, configs, self.replacements, fork
             )
         return self._flags[version]
 
     def env(self, version: str) -> EnvTable:
         """Return the variables that a version reads."""
         if version not in self._env:
+            release = self.release(version)
             self._env[version] = env_table(
                 self._json("vllm/env.json"),
                 self.line,
-                self.release(version),
+                release,
                 self._yaml("vllm/runtime_env.yml"),
                 self.replacements,
                 frozenset(self.flags(version).flags),
+                self._fork(release),
             )
         return self._env[version]
 
     def book(self, version: str) -> SettingsBook:
         """Return the neutral settings for a version."""
-        return SettingsBook(self.settings, self.flags(version), self.env(version))
+        fork = self._fork(self.flags(version).release)
+        settings = renamed_settings(self.settings, fork, self.line) if fork else self.settings
+        return SettingsBook(settings, self.flags(version), self.env(version))
 
     @functools.cached_property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -145,6 +163,9 @@ class Knowledge:
 
     def default(self, name: str, release: Release) -> Any:
         """Return the default of a release (vllm/defaults.yml), or None if the catalogue does not have it."""
+        fork = self._fork(release)
+        if fork and name in fork.defaults:
+            return fork.defaults[name]
         return self._at(self._yaml("vllm/defaults.yml")["defaults"].get(name, ()), release)
 
     def rules(self, part: str, release: Release) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ...module_utils.common.versions import Release, Timeline
 from ..sizing.facts import ModelFacts
 from .flag_values import Value
 
+Rank = tuple[int, bool, int, int]
 OBJECTIVES = ("latency", "interactive", "streaming", "throughput")
 REPOSITORY, ARCHITECTURE, ANY = 2, 1, 0
 """How specifically a recipe matches a model."""
@@ -190,12 +191,22 @@ def named(repository: str, patterns: Iterable[str]) -> bool:
 
 def holds(when: Mapping[str, Any], model: ModelFacts, context: Context) -> bool:
     """Return whether all conditions hold. Raise KeyError for an unknown condition."""
-    if not context.line.inside(when.get("since"), when.get("until"), context.release.index):
+    if not _released(when, context):
         return False
     return all(_CONDITIONS[key](value, model, context) for key, value in when.items() if key not in _SPAN)
 
 
-_SPAN = ("since", "until")
+_SPAN = ("since", "until", "forks")
+
+
+def _released(when: Mapping[str, Any], context: Context) -> bool:
+    """Return whether the release is one of the forks that are named, or in the span, where there is one."""
+    if "forks" in when:
+        if context.release.fork in when["forks"]:
+            return True
+        if "since" not in when and "until" not in when:
+            return False
+    return context.line.inside(when.get("since"), when.get("until"), context.release.index)
 
 
 def _between(limits: Mapping[str, int], value: int) -> bool:
@@ -248,11 +259,11 @@ def select_recipes(
     """Return the recommended settings, in the order of their names' first appearance, and the advice.
 
     `given` are settings that the operator has decided: they are not chosen again, and conditions on other settings
-    (`with`) see them. The more specific recipe takes precedence, then the larger number of conditions, then the later
-    entry.
+    (`with`) see them. The more specific recipe takes precedence, then an entry that names the fork, then the larger
+    number of conditions, then the later entry.
     """
     decided = dict(given or {})
-    ranked: dict[str, list[tuple[tuple[int, int, int], RecipeChoice]]] = {}
+    ranked: dict[str, list[tuple[Rank, RecipeChoice]]] = {}
     fitting = [(level, recipe) for recipe in recipes for level in (fit(recipe, model),) if level is not None]
     entries = [
         (level, number, entry)
@@ -266,7 +277,8 @@ def select_recipes(
         known = {**found, **decided}
         for level, number, entry in entries:
             if bool(entry.needs) == waiting and _agrees(entry.needs, known):
-                rank = (level, len(entry.when) + len(entry.needs), number)
+                own = context.release.fork in entry.when.get("forks", ())
+                rank = (level, own, len(entry.when) + len(entry.needs), number)
                 for name, value in entry.settings.items():
                     if name not in decided:
                         choice = RecipeChoice(name, value, entry.reason, entry.source, entry.recipe)
@@ -298,7 +310,7 @@ def _agrees(needs: Mapping[str, Sequence[Value]], known: Mapping[str, Value]) ->
     return all(name in known and known[name] in values for name, values in needs.items())
 
 
-def _winner(items: Sequence[tuple[tuple[int, int, int], RecipeChoice]]) -> RecipeChoice:
+def _winner(items: Sequence[tuple[Rank, RecipeChoice]]) -> RecipeChoice:
     ordered = [choice for _unused, choice in sorted(items, key=lambda item: item[0], reverse=True)]
     first = ordered[0]
     others = tuple(choice for choice in ordered[1:] if choice.value != first.value)

@@ -25,7 +25,7 @@ from ..tuning import parallel
 from ..tuning.companion_args import with_pins
 from ..tuning.companion_models import ModelRepository, draft_of, repositories, unmounted_paths
 from ..tuning.feasibility import Draft, Feasibility, KnownModel, check_feasibility
-from ..tuning.image_software import software_of
+from ..tuning.image_software import software_of, wrong_dockerfile
 from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
 from .planned import Planned
@@ -91,7 +91,7 @@ class InstanceFactory:
         # Deployments are parsed once per distinct list, and their hosts keep them as long as this object exists.
         key = (id(deployment), *own)
         if key not in self._software:
-            self._software[key] = software_of(deployment, host, self.lock, self.knowledge.images)
+            self._software[key] = software_of(deployment, host, self.lock, self.knowledge)
         return self._software[key]
 
     def unknown_images(self, host: Host) -> tuple[str, ...]:
@@ -177,6 +177,7 @@ class InstanceFactory:
         verdict = check_feasibility(deployment, machine, software, tuned, model, self.knowledge)
         verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted_paths(deployment)))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
+        wrong += wrong_dockerfile(deployment, self.knowledge.forks)
         return DeploymentDecision(tuned, verdict, wrong)
 
     def _draft(self, deployment: Deployment, endpoint: str) -> Draft | None:

@@ -155,7 +155,7 @@ def conditions_of(row: Row, hosts: Mapping[str, Mapping[str, Any]]) -> Condition
         input=shape.input,
         output=shape.output,
         load=load,
-        vllm=(row.get("versions") or {}).get("vllm"),
+        vllm=str((row.get("versions") or {}).get("vllm") or "").partition("+")[0] or None,
         image=row.get("image"),
     )
 

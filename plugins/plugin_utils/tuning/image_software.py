@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import PurePosixPath
 
+from ...module_utils.common.errors import Problem
 from ...module_utils.common.image_ref import ImageSoftware, parse_ref
+from ..catalog.forks import Fork, Forks
 from ..catalog.images import CUDA, ImageFacts, look_up
+from ..catalog.load import Knowledge
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
 from ..desired.lockfile import ImagePin, Lock
@@ -16,31 +18,83 @@ from ..desired.node_state import NodeState
 
 DECLARED = "declared"
 ASKED = "image"
-"""Values of ImageFacts.basis: vllm_version of the deployment; the probe of the image."""
+SOURCES = "build"
+ASSUMED = "assumed"
+"""Values of ImageFacts.basis: vllm_version of the deployment; the probe of the image; the commit or branch that is
+built; nothing but that the tag moves."""
 
 
-def software_of(
-    deployment: Deployment, host: Host, lock: Lock, images_data: Mapping[str, Any]
-) -> ImageFacts | None:
+def software_of(deployment: Deployment, host: Host, lock: Lock, knowledge: Knowledge) -> ImageFacts | None:
     """Return what is known of a deployment's image on a host, or None if the image must be probed first.
 
     The deployment's vllm_version takes precedence over an exact tag of the catalogue, and that over the probe; each
     source fills in what the ones before it leave open. Tags that move, and tags whose digest is not the documented one,
-    are not trusted. vllm is None if the probe found no vLLM in the image.
+    are not trusted: they are asked, and without a node that could be asked the newest release is assumed. vllm is None
+    if the probe found no vLLM in the image. A fork is what it is by whichever of them it is recognized.
     """
     pin = lock.image(deployment.image) if deployment.image else None
     asked = _probed(deployment, host, pin)
-    facts = look_up(images_data, _exact(deployment, pin))
+    facts = look_up(knowledge.images, _exact(deployment, pin))
+    moves = facts.floating or look_up(knowledge.images, deployment.image_ref).floating
     known = not facts.serves or facts.platform == CUDA or (facts.vllm is not None and not facts.floating)
     if not known:
-        facts = replace(facts, vllm=None, rocm=None, pytorch=None, python=None, gfx=None, v1=None)
+        facts = replace(facts, vllm=None, rocm=None, pytorch=None, python=None, gfx=None, fork="")
     if not known and asked:
         facts = replace(facts, basis=ASKED, vllm=asked.vllm or None, floating=False)
     if asked:
         facts = _filled(facts, asked)
+    fork = _fork(deployment, facts, knowledge.forks)
     if deployment.vllm_version:
-        return replace(_noted(facts, deployment, asked), basis=DECLARED, vllm=deployment.vllm_version)
-    return facts if known or asked else None
+        facts = replace(facts, basis=DECLARED, vllm=deployment.vllm_version)
+        return _of_fork(facts, fork) if fork else _noted(facts, deployment, asked)
+    if fork:
+        return _of_fork(facts if known or asked else replace(facts, basis=SOURCES), fork)
+    if known or asked:
+        return facts
+    return _newest(facts, knowledge) if moves and host.state is None else None
+
+
+def _fork(deployment: Deployment, facts: ImageFacts, forks: Forks) -> Fork | None:
+    """Return the fork of vLLM that an image has; a vllm_version that names another release takes precedence."""
+    build, declared = deployment.build, deployment.vllm_version
+    own = forks.named(facts.fork) or (forks.of_build(build.repo, build.ref) if build else None)
+    own = own or forks.of_version(facts.vllm or "")
+    if not declared or (own and own.called == declared):
+        return own
+    return forks.of_version(declared) or (None if own else forks.of_image(_repository(deployment), declared))
+
+
+def _repository(deployment: Deployment) -> str:
+    return parse_ref(deployment.image).repository if deployment.image else ""
+
+
+def _of_fork(facts: ImageFacts, fork: Fork) -> ImageFacts:
+    notes = (*facts.notes, f"{fork.note} [{fork.source}]")
+    return replace(facts, vllm=fork.version, fork=fork.name, platform=facts.platform or "rocm", notes=notes)
+
+
+def _newest(facts: ImageFacts, knowledge: Knowledge) -> ImageFacts:
+    """Return the facts of a tag that moves and cannot be asked."""
+    vllm = knowledge.line.releases[-1]
+    note = (
+        f"{facts.ref.partition('@')[0]} moves, and no node could be asked what it contains now: vLLM {vllm}, the "
+        "newest in the catalogue, is assumed. Use a tag that does not move, or plan with a node that can be reached."
+    )
+    return replace(facts, basis=ASSUMED, vllm=vllm, notes=(*facts.notes, note))
+
+
+def wrong_dockerfile(deployment: Deployment, forks: Forks) -> tuple[Problem, ...]:
+    """Report a Dockerfile that the commit to be built has elsewhere."""
+    build = deployment.build
+    fork = forks.of_build(build.repo, build.ref) if build else None
+    if not build or not fork or build.dockerfile == fork.dockerfile:
+        return ()
+    if PurePosixPath(build.dockerfile).name != PurePosixPath(fork.dockerfile).name:
+        return ()
+    what = f"{build.ref} of {build.repo} has no {build.dockerfile}."
+    return (
+        Problem((*deployment.path, "build", "dockerfile"), what, f"Write dockerfile: {fork.dockerfile}."),
+    )
 
 
 def _exact(deployment: Deployment, pin: ImagePin | None) -> str:

@@ -354,8 +354,6 @@ def _context(
     engine = given.get("engine")
     if engine is None:
         engine = knowledge.default("engine", book.release)
-        if software.v1:
-            engine = "V1"
         if knowledge.rules("engine", book.release)["falls_back"] and _needs_v0_engine(given):
             engine = "V0"
     gpu = software.platform not in OTHER_PLATFORMS

@@ -39,7 +39,8 @@ def test_releases() -> None:
         ("0.6.3.post1", "0.6.3.post1", True),
         ("v0.20.0", "0.20.0", True),
         ("0.18.0+rocm700", "0.18.0", True),
-        ("0.9.2.dev364+gb432b7a28.rocm641", "0.9.1", False),
+        ("0.9.2.dev364+gb432b7a28.rocm641", "0.9.2", True),  # a fork
+        ("0.9.2.dev321+g8fe7fc863.rocm641", "0.9.1", False),
         ("0.11.0rc2", "0.10.2", False),
         ("0.8.5.post2", "0.8.5.post1", False),
         ("99.0.0", NEWEST, False),

@@ -207,7 +207,7 @@ OTHER_NAMES = {**{key: value for key, value in LLAMA_8B.items() if "heads" not i
     [
         (LLAMA_8B, {}, {}, "aiter_fa"),
         (LLAMA_8B, {}, {"env": {"VLLM_ROCM_USE_AITER": "0"}}, "triton"),
-        (LLAMA_8B, {"vllm": "0.9.1", "v1": True}, {}, "triton"),
+        (LLAMA_8B, {"vllm": "0.9.1+gb432b7a28"}, {}, "triton"),
         (LLAMA_8B, {"vllm": "0.9.1"}, {"env": {"VLLM_USE_V1": "0"}}, "rocm_flash_v0"),
         (LLAMA_8B, {"vllm": "0.32.0"}, {"settings": {"attention_backend": "auto"}}, "rocm_attn"),
         (

@@ -39,7 +39,7 @@ def seen(*names: str, software: ImageSoftware | None = ANSWER) -> dict[str, Any]
 
 def ask(node: dict[str, Any] | None, lock: Lock, **keys: Any) -> ImageFacts | None:
     host = fleet({"n1": node}, [deployment(**keys)], offline=node is None).hosts[0]
-    return software_of(host.deployments[0], host, lock, IMAGES)
+    return software_of(host.deployments[0], host, lock, knowledge())
 
 
 def pinned(ref: str, software: ImageSoftware | None = None) -> Lock:

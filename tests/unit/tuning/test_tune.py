@@ -186,11 +186,12 @@ def test_instances_that_share_a_gpu_share_its_memory(count: int, part: float) ->
     ],
 )
 def test_what_only_v0_can_do_leaves_v1_off(keys: dict[str, Any], v1: bool) -> None:
-    """AMD's image of 0.9.1 prefers V1; with VLLM_USE_V1=1 vLLM stops at what V1 cannot do."""
-    image = ImageFacts("r/i:t", "tag", vllm="0.9.1", v1=True)
+    """AMD's fork of 0.9.1 prefers V1; with VLLM_USE_V1=1 vLLM stops at what V1 cannot do."""
+    image = ImageFacts("r/i:t", "tag", vllm="0.9.1+gb432b7a28")
     found = tune(deployment(**keys), MI300X, image, LLAMA, knowledge())
     assert not found.problems
-    assert (found.context.engine == "V1") == ("VLLM_USE_V1" in found.env) == v1
+    assert (found.context.engine == "V1") == ("VLLM_V1_USE_PREFILL_DECODE_ATTENTION" in found.env) == v1
+    assert "VLLM_USE_V1" not in found.env
 
 
 def test_recipes_only_advise_sizes() -> None:
