@@ -26,7 +26,9 @@ def recognize_settings(
     found: dict[str, Value] = {}
     for name, setting in book.settings.items():
         for value in _values(book, setting, args, env):
-            if not wrong_value(setting, value):
+            if not wrong_value(
+                {**setting, "keys": None}, value
+            ):  # other keys of vLLM's are none of the setting's
                 found[name] = value
                 break
     return found
@@ -87,6 +89,13 @@ def _bound(
     kind: str, form: Mapping[str, Any], args: Mapping[str, Value], env: Mapping[str, str]
 ) -> Iterator[Value]:
     """Yield the values that the operator's flags and variables have in place of $."""
+    parts = {
+        template[len(PLACE) + 1 :]: args[flag]
+        for flag, template in form.get("args", {}).items()
+        if flag in args and isinstance(template, str) and template.startswith(f"{PLACE}.")
+    }
+    if parts:
+        yield parts
     for flag, template in form.get("args", {}).items():
         path = _place(template)
         if path is not None:

@@ -251,7 +251,7 @@ def _guard_args(slot: Slot, tuned: TunedSettings) -> tuple[Argument, ...]:
 
 def _stop_args(deployment: Deployment, tuned: TunedSettings) -> tuple[Argument, ...]:
     """Without it vLLM ends at once when it is asked to stop, and running streams never get their end."""
-    if "shutdown_timeout" in tuned.args or not tuned.table.get("shutdown_timeout"):
+    if "--shutdown-timeout" in tuned.args or not tuned.table.get("shutdown_timeout"):
         return ()
     seconds = max(1, deployment.runtime.stop_timeout - LEAVING)
     reason = "running requests may end when it is stopped; Docker waits longer, runtime.stop_timeout"
@@ -260,7 +260,7 @@ def _stop_args(deployment: Deployment, tuned: TunedSettings) -> tuple[Argument, 
 
 def stop_seconds(instance: Instance) -> int:
     """How long Docker waits for it to stop: longer than vLLM waits for running requests."""
-    shutdown = instance.tuned.args.get("shutdown_timeout")
+    shutdown = instance.tuned.args.get("--shutdown-timeout")
     own = shutdown + LEAVING if isinstance(shutdown, int) else 0
     return max(instance.deployment.runtime.stop_timeout, own)
 

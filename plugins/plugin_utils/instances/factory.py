@@ -21,6 +21,7 @@ from ..placement.layout import Layout, Slot
 from ..sizing.checkpoint import checkpoint_size
 from ..sizing.facts import model_facts
 from ..sizing.fit import CATALOGUE, GIVEN, HUB
+from ..sizing.shape import model_shape
 from ..tuning import parallel
 from ..tuning.companion_args import with_pins
 from ..tuning.companion_models import ModelRepository, draft_of, repositories, unmounted_paths
@@ -187,7 +188,9 @@ class InstanceFactory:
         draft, tp = found
         pin = self.lock.model(endpoint, draft.repo, draft.revision)
         weights = checkpoint_size(pin.files if pin else None)
-        return Draft(draft.repo, weights.bytes if weights else None, tp)
+        config = known_config(self.knowledge.models, draft.repo)
+        size = weights.bytes if weights else model_shape(config, None).stored_total if config else None
+        return Draft(draft.repo, size, tp)
 
     def _make(self, slot: Slot, host: Host, tuned: TunedSettings, verdict: Feasibility) -> Planned:
         settings = host.settings

@@ -14,6 +14,7 @@ from typing import Any
 from ...module_utils.common.errors import Path, Problem
 from ...module_utils.common.versions import Release
 from ..catalog.attention_backends import Backends, check_named
+from ..catalog.canonical import canonical_flag
 from ..catalog.env_vars import check_env
 from ..catalog.findings import Finding
 from ..catalog.flag_values import Value, token
@@ -156,22 +157,20 @@ class SettingsResolver:
     def take_engine_args(self) -> None:
         """Apply the operator's flags, each checked against the release."""
         table, path = self.book.flags, (*self.deployment.path, "engine_args")
-        for key, value in self.deployment.engine_args:
-            hit = table.get(key)
-            name = hit[0].name if hit else "--" + key.replace("_", "-")
-            negated = hit is not None and not hit[1] and isinstance(value, bool)
+        for key, given in self.deployment.engine_args:
+            option, value = canonical_flag(table, key, given)
+            hit = table.get(option)
+            name = hit[0].name if hit else option
             owned = ENGINE_OWNED.get(name[2:].replace("-", "_"))
             if owned:
                 self.problems.append(Problem((*path, key), "is set by the toolkit.", owned))
                 continue
-            self.judge((*path, key), check(table, key, value))
+            self.judge((*path, key), check(table, option, value))
             self.check_range((*path, key), name, value)
             self.check_backend((*path, key), name, value)
             if value is not None:
                 source = deployment_key(self.deployment, "engine_args", key)
-                self.decisions.add(
-                    {name: not value if negated else value}, {}, "set by the deployment", source
-                )
+                self.decisions.add({name: value}, {}, "set by the deployment", source)
 
     def take_env(self) -> None:
         """Apply the operator's variables."""

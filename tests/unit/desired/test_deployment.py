@@ -286,7 +286,7 @@ def test_a_build_and_its_tag() -> None:
         ),
         (
             {"engine_args": {"x": [True]}},
-            "vllm_deployments[0].engine_args.x[0]: must be text or a number, not a boolean.",
+            "vllm_deployments[0].engine_args.x[0]: must be text, a number or a map, not a boolean.",
         ),
         (
             {"engine_args": {"x": []}},
