@@ -190,3 +190,18 @@ def _absent(table: EnvTable, name: str) -> Finding:
         fix = f"Did you mean {near}?" if near else "Remove it."
         return Finding(name, UNKNOWN, what, fix, "", table.release.exact, harmless=True)
     return Finding(name, OK)
+
+
+def meaning(table: EnvTable, name: str, text: str) -> bool | int | float | str:
+    """Return what vLLM reads in a variable's text; the text of one that it does not read, or refuses, is kept."""
+    variable = table.variables.get(name)
+    kind = variable.type if variable else ""
+    words = {"flag": ("1", "true"), "one": ("1",), "word": ("true",)}.get(kind)
+    if words:
+        return text.strip().lower() in words
+    try:
+        if kind == "int_bool":
+            return bool(int(text))
+        return int(text) if kind == "int" else float(text) if kind == "float" else text
+    except ValueError:
+        return text
