@@ -157,7 +157,8 @@ def _runtime(table: EnvTable, name: str, value: str) -> Finding:
     entry = table.runtime[name]
     instead = entry.get("instead")
     if instead:
-        return Finding(name, NO_EFFECT, entry["note"], f"Use {instead}.", entry["source"], harmless=True)
+        note = entry["note"].rstrip(".")  # the message ends the sentence
+        return Finding(name, NO_EFFECT, note, f"Use {instead}.", entry["source"], harmless=True)
     values = entry.get("values")
     if values and value not in values:
         fix = f"Known: {', '.join(values)}."

@@ -151,7 +151,8 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
     model = ""
     if "model" in values:
         meaning = "organisation/name, as on the hub, or an absolute path on the node, without :"
-        model = check.text(values["model"], (*path, "model"), "", f"{REPO}|{LOCAL}", meaning)
+        model = check.text(values["model"], (*path, "model"), "", f"{REPO}/?|{LOCAL}", meaning)
+        model = model if model.startswith("/") else model.removesuffix("/")  # as a directory is often written
     image, build = image_or_build(check, values, path, name)
     local = model.startswith("/")
     for key in ("revision", "exclude", "include"):

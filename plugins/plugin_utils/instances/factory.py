@@ -27,6 +27,7 @@ from ..tuning.companion_args import with_pins
 from ..tuning.companion_models import ModelRepository, draft_of, repositories, unmounted_paths
 from ..tuning.feasibility import Draft, Feasibility, KnownModel, check_feasibility
 from ..tuning.image_software import software_of
+from ..tuning.shared_memory import shared_memory
 from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
 from .planned import Planned
@@ -176,7 +177,8 @@ class InstanceFactory:
         tuned = with_pins(tuned, deployment, commit_of)
         model = KnownModel(facts, config, origin, files, self._draft(deployment, endpoint))
         verdict = check_feasibility(deployment, machine, software, tuned, model, self.knowledge)
-        verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted_paths(deployment)))
+        memory = shared_memory(deployment, self.knowledge.recipes)
+        verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted_paths(deployment), *memory))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
         return DeploymentDecision(tuned, verdict, wrong)
 
