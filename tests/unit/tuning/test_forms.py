@@ -151,3 +151,11 @@ def test_every_short_name_of_a_flag_is_known_before_the_release_is() -> None:
     free = {name: flag for name, flag in aliases.items() if flag not in ENGINE_OWNED and name != "O"}
     assert free.items() <= ENGINE_ALIASES.items()
     assert ENGINE_ALIASES.items() <= aliases.items()
+
+
+@pytest.mark.parametrize(
+    ("short", "flag"), [("max_num_b", "max_num_batched_tokens"), ("gpu-mem", "gpu_memory_utilization")]
+)
+def test_an_abbreviation_is_refused_with_the_flag_that_vllm_takes_it_for(short: str, flag: str) -> None:
+    (problem,) = tuned("0.33.0", recipes=False, engine_args={short: 1}).problems
+    assert problem.text().endswith(f"Did you mean {flag}?")
