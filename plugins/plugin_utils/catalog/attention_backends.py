@@ -16,11 +16,13 @@ from .flag_values import Value
 
 DENSE, MLA = "dense", "mla"
 """Kinds of attention, as backends.yml has them."""
-_SWITCHES = (
+MASTER, BLOCK = "aiter", "--block-size"
+SWITCHES = (
     ("aiter", "VLLM_ROCM_USE_AITER", False),
     ("aiter_mha", "VLLM_ROCM_USE_AITER_MHA", True),
     ("aiter_mla", "VLLM_ROCM_USE_AITER_MLA", True),
     ("aiter_unified", "VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION", False),
+    ("aiter_unified", "VLLM_USE_AITER_UNIFIED_ATTENTION", False),
     ("prefill_decode", "VLLM_V1_USE_PREFILL_DECODE_ATTENTION", False),
     ("v1", "VLLM_USE_V1", False),
 )
@@ -67,7 +69,7 @@ class Backends:
         set.
         """
         for candidate in self.era[attention]:
-            if all(facts.get(key, False) == value for key, value in candidate.get("if", {}).items()):
+            if _hold(candidate.get("if", {}), facts):
                 return str(candidate["backend"])
         return str(self.era[attention][-1]["backend"])
 
@@ -80,12 +82,23 @@ class Backends:
         """
         by = self.named_by()
         given = str((args if by and by.startswith("-") else env).get(by or "", "")).upper()
-        for backend in self.data["backends"]:
-            if given and self.vllm_name(backend) == given:
-                return str(backend)
-        found = {name: _on(env[text]) if text in env else default for name, text, default in _SWITCHES}
-        block_1 = args.get("--block-size") == 1
-        return self.expected(attention, {**found, "block_1": block_1, **facts})
+        named = next(
+            (str(name) for name in self.data["backends"] if given and self.vllm_name(name) == given), ""
+        )
+        known = {**self.switched(args, env), **facts}
+        if not named:
+            return self.expected(attention, known)
+        if attention == DENSE and named != "flex" and self.era.get("name_last"):
+            for candidate in self.era[attention]:
+                if candidate["backend"] == named or _hold(candidate.get("if", {}), known):
+                    return str(candidate["backend"])
+        return named
+
+    def switched(self, args: Mapping[str, Value], env: Mapping[str, str]) -> dict[str, bool]:
+        """Return the conditions of backends.yml that flags and variables decide, or the defaults."""
+        found = {fact: default for fact, _name, default in SWITCHES}
+        found.update((fact, switched_on(env[name])) for fact, name, _default in SWITCHES if name in env)
+        return {**found, "block_1": args.get(BLOCK) == 1}
 
     def claim(
         self, attention: str, args: Mapping[str, Value], env: Mapping[str, str], facts: Mapping[str, Any]
@@ -198,5 +211,10 @@ def _wrong_heads(valid: Sequence[int], heads: int, tp: int) -> list[str]:
     return [f"{heads // tp} attention heads per GPU are not among {listed}; {right}"]
 
 
-def _on(text: str) -> bool:
+def _hold(conditions: Mapping[str, bool], facts: Mapping[str, bool]) -> bool:
+    return all(facts.get(key, False) == value for key, value in conditions.items())
+
+
+def switched_on(text: str) -> bool:
+    """Return whether vLLM reads a switch as on."""
     return text.lower() in ("1", "true")

@@ -173,7 +173,8 @@ def _runtime(table: EnvTable, name: str, value: str) -> Finding:
     entry = table.runtime[name]
     instead = entry.get("instead")
     if instead:
-        return Finding(name, NO_EFFECT, entry["note"], f"Use {instead}.", entry["source"], harmless=True)
+        note = entry["note"].rstrip(".")  # the message ends the sentence
+        return Finding(name, NO_EFFECT, note, f"Use {instead}.", entry["source"], harmless=True)
     values = entry.get("values")
     if values and value not in values:
         fix = f"Known: {', '.join(values)}."
@@ -212,3 +213,18 @@ def _absent(table: EnvTable, name: str) -> Finding:
         fix = f"Did you mean {near}?" if near else "Remove it."
         return Finding(name, UNKNOWN, what, fix, "", table.release.exact, harmless=True)
     return Finding(name, OK)
+
+
+def meaning(table: EnvTable, name: str, text: str) -> bool | int | float | str:
+    """Return what vLLM reads in a variable's text; the text of one that it does not read, or refuses, is kept."""
+    variable = table.variables.get(name)
+    kind = variable.type if variable else ""
+    words = {"flag": ("1", "true"), "one": ("1",), "word": ("true",)}.get(kind)
+    if words:
+        return text.strip().lower() in words
+    try:
+        if kind == "int_bool":
+            return bool(int(text))
+        return int(text) if kind == "int" else float(text) if kind == "float" else text
+    except ValueError:
+        return text

@@ -274,9 +274,11 @@ def absent(table: FlagTable, option: str) -> Finding:
     """Return why a release lacks an option: not yet, no longer, or never."""
     known = known_option(table, option)
     if known is None:
+        longer = {flag.key for name, (flag, _unused) in table.options.items() if name.startswith(option)}
         near = nearest(
             option.lstrip("-"), [name.lstrip("-") for name in table.options if name.startswith("--")]
         )
+        near = longer.pop() if len(longer) == 1 else near  # what vLLM's parser takes it for
         fix = (
             f"Did you mean {near.replace('-', '_')}?" if near else "See `vllm serve --help=all` of the image."
         )

@@ -23,6 +23,7 @@ from .gpus import GpuCatalog, parse_gpus
 from .recipes import Recipe, parse_recipe
 from .replacements import Replacements, parse_replacements
 from .settings import SettingsBook
+from .switches import Switches, switches_of
 
 CATALOG = Path(__file__).resolve().parents[3] / "catalog"
 
@@ -135,6 +136,10 @@ class Knowledge:
         fork = self._fork(self.flags(version).release)
         settings = renamed_settings(self.settings, fork, self.line) if fork else self.settings
         return SettingsBook(settings, self.flags(version), self.env(version))
+
+    def switches(self, version: str) -> Switches:
+        """Return what switches of a version need to have an effect (vllm/switches.yml)."""
+        return switches_of(self._yaml("vllm/switches.yml"), self.flags(version), self.env(version))
 
     @functools.cached_property
     def recipes(self) -> tuple[Recipe, ...]:

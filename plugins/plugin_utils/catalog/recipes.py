@@ -276,7 +276,7 @@ def select_recipes(
         found = {name: max(items, key=lambda item: item[0])[1].value for name, items in ranked.items()}
         known = {**found, **decided}
         for level, number, entry in entries:
-            if bool(entry.needs) == waiting and _agrees(entry.needs, known):
+            if bool(entry.needs) == waiting and agrees(entry.needs, known):
                 own = context.release.fork in entry.when.get("forks", ())
                 rank = (level, own, len(entry.when) + len(entry.needs), number)
                 for name, value in entry.settings.items():
@@ -291,8 +291,8 @@ def select_recipes(
         for entry in recipe.rules
         if (entry.when or entry.needs or entry.unless)
         and holds(entry.when, model, context)
-        and _agrees(entry.needs, known)
-        and not (entry.unless and _agrees(entry.unless, known))
+        and agrees(entry.needs, known)
+        and not (entry.unless and agrees(entry.unless, known))
     )
     return RecipeSelection(choices, advice)
 
@@ -306,7 +306,8 @@ def statement(recipes: Sequence[Recipe], name: str) -> Advice:
     raise KeyError(name)
 
 
-def _agrees(needs: Mapping[str, Sequence[Value]], known: Mapping[str, Value]) -> bool:
+def agrees(needs: Mapping[str, Sequence[Value]], known: Mapping[str, Value]) -> bool:
+    """Return whether other settings have the values that an entry requires."""
     return all(name in known and known[name] in values for name, values in needs.items())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .env_vars import meaning
 from .flag_values import Value
 from .settings import PLACE, SettingsBook, env_text, put, wrong_value
 
@@ -26,7 +27,9 @@ def recognize_settings(
     found: dict[str, Value] = {}
     for name, setting in book.settings.items():
         for value in _values(book, setting, args, env):
-            if not wrong_value(setting, value):
+            if not wrong_value(
+                {**setting, "keys": None}, value
+            ):  # other keys of vLLM's are none of the setting's
                 found[name] = value
                 break
     return found
@@ -41,7 +44,7 @@ def _values(
         return
     if "env" in setting:
         if setting["env"] in env:
-            yield _typed(setting["type"], env[setting["env"]])
+            yield _typed(book, setting["type"], setting["env"], env[setting["env"]])
         return
     for form in setting["forms"]:
         if not book.line.inside(form.get("since"), form.get("until"), book.release.index):
@@ -52,19 +55,26 @@ def _values(
         if "when" in form:
             candidates = form["when"] if isinstance(form["when"], list) else [form["when"]]
         else:
-            candidates = list(_bound(setting["type"], form, args, env))
+            candidates = list(_bound(book, setting["type"], form, args, env))
         for value in candidates:
-            if _given(form, value, args, env):
+            if _given(book, form, value, args, env):
                 yield value
 
 
-def _given(form: Mapping[str, Any], value: Value, args: Mapping[str, Value], env: Mapping[str, str]) -> bool:
+def _given(
+    book: SettingsBook,
+    form: Mapping[str, Any],
+    value: Value,
+    args: Mapping[str, Value],
+    env: Mapping[str, str],
+) -> bool:
     """Return whether the flags and variables contain everything that the form produces for this value."""
     flags = {flag: put(item, value) for flag, item in form.get("args", {}).items()}
     return all(
         item is None or (flag in args and holds(args[flag], item)) for flag, item in flags.items()
     ) and all(
-        name in env and _same_text(env[name], env_text(put(item, value)))
+        name in env
+        and meaning(book.env, name, env[name]) == meaning(book.env, name, env_text(put(item, value)))
         for name, item in form.get("env", {}).items()
     )
 
@@ -78,15 +88,21 @@ def holds(given: Value, part: Value) -> bool:
     return bool(given == part and isinstance(given, bool) == isinstance(part, bool))
 
 
-def _same_text(a: str, b: str) -> bool:
-    words = {"true": "1", "false": "0"}
-    return words.get(a.lower(), a) == words.get(b.lower(), b)
-
-
 def _bound(
-    kind: str, form: Mapping[str, Any], args: Mapping[str, Value], env: Mapping[str, str]
+    book: SettingsBook,
+    kind: str,
+    form: Mapping[str, Any],
+    args: Mapping[str, Value],
+    env: Mapping[str, str],
 ) -> Iterator[Value]:
     """Yield the values that the operator's flags and variables have in place of $."""
+    parts = {
+        template[len(PLACE) + 1 :]: args[flag]
+        for flag, template in form.get("args", {}).items()
+        if flag in args and isinstance(template, str) and template.startswith(f"{PLACE}.")
+    }
+    if parts:
+        yield parts
     for flag, template in form.get("args", {}).items():
         path = _place(template)
         if path is not None:
@@ -97,7 +113,7 @@ def _bound(
                 yield value
     for name, template in form.get("env", {}).items():
         if template == PLACE and name in env:
-            yield _typed(kind, env[name])
+            yield _typed(book, kind, name, env[name])
 
 
 def _place(template: Value) -> Sequence[str] | None:
@@ -112,8 +128,11 @@ def _place(template: Value) -> Sequence[str] | None:
     return None
 
 
-def _typed(kind: str, text: str) -> Value:
+def _typed(book: SettingsBook, kind: str, name: str, text: str) -> Value:
     """Return a variable's text as the setting's type; invalid text is returned as text, which the type then refuses."""
+    read = meaning(book.env, name, text)
+    if kind == "bool" and isinstance(read, bool):
+        return read
     if kind == "bool":
         return text.lower() not in _FALSE
     try:

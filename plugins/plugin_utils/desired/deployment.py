@@ -12,16 +12,15 @@ from ..catalog.checker import Checker
 from ..catalog.recipes import OBJECTIVES
 from .deployment_parts import (
     Build,
-    Flag,
     Runtime,
     container_runtime,
-    engine_args,
     environment,
-    flag_value,
     gpu_list,
     image_or_build,
     secret_variables,
 )
+from .engine_options import Flag, engine_args
+from .engine_options import settings as engine_settings
 
 NAME = r"[a-z0-9][a-z0-9-]{0,40}"
 REPO = r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -152,7 +151,8 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
     model = ""
     if "model" in values:
         meaning = "organisation/name, as on the hub, or an absolute path on the node, without :"
-        model = check.text(values["model"], (*path, "model"), "", f"{REPO}|{LOCAL}", meaning)
+        model = check.text(values["model"], (*path, "model"), "", f"{REPO}/?|{LOCAL}", meaning)
+        model = model if model.startswith("/") else model.removesuffix("/")  # as a directory is often written
     image, build = image_or_build(check, values, path, name)
     local = model.startswith("/")
     for key in ("revision", "exclude", "include"):
@@ -210,7 +210,7 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
             for number, item in enumerate(check.texts(values.get("workload", []), (*path, "workload")))
         ),
         recipes=check.boolean(values.get("recipes", True), (*path, "recipes"), True),
-        settings=_settings(check, values.get("settings", {}), (*path, "settings")),
+        settings=engine_settings(check, values.get("settings", {}), (*path, "settings")),
         engine_args=engine_args(check, values.get("engine_args", {}), (*path, "engine_args")),
         env=environment(check, values.get("env", {}), (*path, "env")),
         secrets=secret_variables(check, values.get("secrets", {}), (*path, "secrets")),
@@ -257,9 +257,3 @@ def _instances(check: Checker, value: Any, path: Path) -> int:
         check.wrong((*path, "instances_per_host"), f"{value!r} is not valid.", fix)
         return 1
     return check.integer(value, (*path, "instances_per_host"), 1, 1, 512)
-
-
-def _settings(check: Checker, value: Any, path: Path) -> tuple[tuple[str, Flag], ...]:
-    """Return the settings; names and values are checked later, when the plan knows the image's vLLM."""
-    found = ((key, flag_value(check, item, (*path, key))) for key, item in check.mapping(value, path).items())
-    return tuple(sorted((key, item) for key, item in found if item is not None))

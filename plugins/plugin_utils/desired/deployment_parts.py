@@ -1,32 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validate the parts of a deployment: image or build, GPUs, flags, environment, container."""
+"""Validate the parts of a deployment: image or build, GPUs, environment, container."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 from ...module_utils.common.errors import Path, suggest
 from ...module_utils.common.hashing import canonical, text_hash
 from ...module_utils.common.redact import MIN_LENGTH
 from ..catalog.checker import Checker, kind
-from .reserved_flags import (
-    ENGINE_ALIASES,
-    ENGINE_OWNED,
-    ENV_OWNED,
-    holds_secret,
-    other_place,
-    secret_place,
-)
-from .vaulted import Vaulted
-
-Flag = Union[str, int, float, bool, None, tuple[Union[str, int, float], ...], Mapping[str, Any]]
+from .engine_options import refuses_secret
+from .reserved_flags import ENV_OWNED, other_place, secret_place
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-FLAG_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 IMAGE = (
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
     r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
@@ -126,7 +115,7 @@ def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str
             check.wrong(
                 (*where, "args", key), what, "Leave it out; clone with credentials of the node instead."
             )
-        elif _token(check, value, (*where, "args", key)):
+        elif refuses_secret(check, value, (*where, "args", key)):
             continue
         elif isinstance(value, (str, int, float)) and not isinstance(value, bool):
             args.append((key, str(value)))
@@ -173,82 +162,6 @@ def gpu_list(check: Checker, value: Any, path: Path) -> tuple[int, ...]:
     return tuple(found)
 
 
-def engine_args(check: Checker, value: Any, path: Path) -> tuple[tuple[str, Flag], ...]:
-    flags: dict[str, Flag] = {}
-    for key, item in check.mapping(value, path).items():
-        where: Path = (*path, key)
-        if not FLAG_NAME.fullmatch(key):
-            near = key.lstrip("-").replace("-", "_").lower()
-            check.wrong(where, "is not a flag's name.", f"Write it without dashes in front: {near}.")
-            continue
-        name = key.replace("-", "_")
-        name = ENGINE_ALIASES.get(name, name)
-        if name in flags:
-            check.wrong(where, f"{name} is given twice.", "Keep one spelling.")
-        elif name in ENGINE_OWNED:
-            check.wrong(where, "is set by the toolkit.", ENGINE_OWNED[name])
-        elif name.startswith("no_") and isinstance(item, bool):
-            fix = f"Write {name[3:]}: {'false' if item else 'true'}."
-            check.wrong(where, "negates a flag by its name.", fix)
-        else:
-            flags[name] = flag_value(check, item, where)
-    return tuple(sorted(flags.items()))
-
-
-def _token(check: Checker, value: object, path: Path) -> bool:
-    """Return whether a value is refused as a secret, by its form or its name; the message does not repeat it."""
-    named = isinstance(value, str) and value != "" and secret_place(str(path[-1])) != ""
-    vaulted = isinstance(value, Vaulted)
-    if not named and not vaulted and not holds_secret(value):
-        return False
-    what = "comes from a vault" if vaulted else "looks like a token or a key"
-    fix = "Put the hub's token into hf_model_token or hf_model_token_file, others into the deployment's secrets."
-    check.wrong(
-        path, f"{what}, and would be readable in the plan, the instance's files and the process list.", fix
-    )
-    return True
-
-
-def flag_value(check: Checker, value: Any, path: Path) -> Flag:
-    if _token(check, value, path):
-        return None
-    if isinstance(value, Mapping):
-        return _plain_map(check, value, path)
-    if isinstance(value, (list, tuple)):
-        items: list[str | int | float] = []
-        for index, item in enumerate(value):
-            if isinstance(item, Mapping) or item is None or isinstance(item, (bool, list, tuple)):
-                check.wrong((*path, index), f"must be text or a number, not {kind(item)}.")
-            elif not _token(check, item, (*path, index)):
-                items.append(item)
-        if not value:
-            check.wrong(path, "must not be an empty list.", "Remove the key to use vLLM's default.")
-        return tuple(items)
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    check.wrong(path, f"must be text, a number, true, false, a list or a map, not {kind(value)}.")
-    return None
-
-
-def _plain_map(check: Checker, value: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return a map that JSON can express; keys become text as JSON would convert them."""
-    result: dict[str, Any] = {}
-    for key, item in check.mapping(value, path).items():
-        result[key] = _plain_item(check, item, (*path, key))
-    return result
-
-
-def _plain_item(check: Checker, value: Any, path: Path) -> Any:
-    """Return a value of such a map, whose lists may hold maps again."""
-    if isinstance(value, Mapping):
-        return _plain_map(check, value, path)
-    if isinstance(value, (list, tuple)):
-        return [_plain_item(check, item, (*path, index)) for index, item in enumerate(value)]
-    return None if _token(check, value, path) else value
-
-
 def environment(check: Checker, value: Any, path: Path) -> tuple[tuple[str, str], ...]:
     found: list[tuple[str, str]] = []
     for key, item in check.mapping(value, path).items():
@@ -260,7 +173,7 @@ def environment(check: Checker, value: Any, path: Path) -> tuple[tuple[str, str]
             check.wrong(where, "is a secret, and would be readable in the instance's files.", secret)
         elif key in ENV_OWNED:
             check.wrong(where, "is set by the toolkit.", ENV_OWNED[key])
-        elif _token(check, item, where):
+        elif refuses_secret(check, item, where):
             continue
         elif isinstance(item, bool):
             fix = 'Put it in quotes, as the variable wants it: "1", "0", "true" or "false".'

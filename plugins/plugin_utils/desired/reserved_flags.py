@@ -8,11 +8,24 @@ import re
 
 from ...module_utils.common.redact import is_secret_name
 
-# vLLM's own short spellings, so that `tp: 2` is recognized like `tensor_parallel_size: 2`.
+# vLLM's own short spellings in any release, so that `tp: 2` is recognized like `tensor_parallel_size: 2`.
 ENGINE_ALIASES = {
-    "tp": "tensor_parallel_size",
-    "pp": "pipeline_parallel_size",
+    "ac": "attention_config",
+    "asc": "api_server_count",
+    "cc": "compilation_config",
+    "dc": "diffusion_config",
+    "dcp": "decode_context_parallel_size",
+    "device_memory_utilization": "gpu_memory_utilization",
     "dp": "data_parallel_size",
+    "dpb": "data_parallel_backend",
+    "dpm": "data_parallel_multi_port_external_lb",
+    "ep": "enable_expert_parallel",
+    "pcp": "prefill_context_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "q": "quantization",
+    "sc": "speculative_config",
+    "spec_draft_tp": "speculative_draft_tensor_parallel_size",
+    "tp": "tensor_parallel_size",
 }
 
 _NODES = "Use the deployment's key nodes; ranks, addresses and ports follow from it."

@@ -35,13 +35,13 @@ def models_of(instance: Instance) -> tuple[str, ...]:
     modules = dict(instance.deployment.engine_args).get("lora_modules")
     for item in modules if isinstance(modules, (list, tuple)) else [modules] if modules else []:
         name = item.get("name") if isinstance(item, Mapping) else str(item).partition("=")[0]
-        if name and name not in names and not str(name).startswith("{"):
+        if name and name not in names:
             names.append(str(name))
     return tuple(names)
 
 
 def request_limit(item: Instance) -> int:
     """Return how many requests an instance processes at once; others wait in the balancer for a free instance."""
-    value = item.tuned.args.get("max_num_seqs")
+    value = item.tuned.args.get("--max-num-seqs")
     ranks = item.deployment.data_parallel_size if item.deployment.data_parallel_balancing == "internal" else 1
     return (value if isinstance(value, int) and value > 0 else REQUESTS) * ranks

@@ -33,6 +33,7 @@ from .capabilities import capabilities
 LEAVING = 30
 """Seconds beside those for running requests, before Docker kills it: 8 for load balancers to leave (the supervisor's
 Times.leave), 20 for vLLM to go when its last request has ended or its time is over."""
+CONTAINERS = "rocm-containers"
 GUARD = "instinct_guard.Guard"
 """The middleware that closes what vLLM leaves open without a key, and with which load balancers leave in time."""
 
@@ -75,6 +76,21 @@ class Instance:
     def hints(self) -> tuple[Advice, ...]:
         """What documents say of such a deployment."""
         return (*self.tuned.advice, *self.verdict.quotes)
+
+    @property
+    def not_taken(self) -> tuple[Reason, ...]:
+        """What documents start containers with, and this one does without."""
+        runtime = self.slot.deployment.runtime
+        found = []
+        if not runtime.privileged:
+            why = (
+                "servers reach their GPUs through /dev/kfd and /dev/dri alone; /dev/mem is the host's memory"
+            )
+            found.append(Reason("device", "/dev/mem", why, CONTAINERS))
+        if not runtime.privileged and "SYS_ADMIN" not in runtime.cap_add:
+            why = "it is for profilers; a server that is profiled gets it by runtime.cap_add"
+            found.append(Reason("capability", "CAP_SYS_ADMIN", why, CONTAINERS))
+        return tuple(found)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -251,7 +267,7 @@ def _guard_args(slot: Slot, tuned: TunedSettings) -> tuple[Argument, ...]:
 
 def _stop_args(deployment: Deployment, tuned: TunedSettings) -> tuple[Argument, ...]:
     """Without it vLLM ends at once when it is asked to stop, and running streams never get their end."""
-    if "shutdown_timeout" in tuned.args or not tuned.table.get("shutdown_timeout"):
+    if "--shutdown-timeout" in tuned.args or not tuned.table.get("shutdown_timeout"):
         return ()
     seconds = max(1, deployment.runtime.stop_timeout - LEAVING)
     reason = "running requests may end when it is stopped; Docker waits longer, runtime.stop_timeout"
@@ -260,7 +276,7 @@ def _stop_args(deployment: Deployment, tuned: TunedSettings) -> tuple[Argument, 
 
 def stop_seconds(instance: Instance) -> int:
     """How long Docker waits for it to stop: longer than vLLM waits for running requests."""
-    shutdown = instance.tuned.args.get("shutdown_timeout")
+    shutdown = instance.tuned.args.get("--shutdown-timeout")
     own = shutdown + LEAVING if isinstance(shutdown, int) else 0
     return max(instance.deployment.runtime.stop_timeout, own)
 

@@ -21,11 +21,13 @@ from ..placement.layout import Layout, Slot
 from ..sizing.checkpoint import checkpoint_size
 from ..sizing.facts import model_facts
 from ..sizing.fit import CATALOGUE, GIVEN, HUB
+from ..sizing.shape import model_shape
 from ..tuning import parallel
 from ..tuning.companion_args import with_pins
 from ..tuning.companion_models import ModelRepository, draft_of, repositories, unmounted_paths
 from ..tuning.feasibility import Draft, Feasibility, KnownModel, check_feasibility
 from ..tuning.image_software import software_of, wrong_dockerfile
+from ..tuning.shared_memory import shared_memory
 from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
 from .planned import Planned
@@ -175,7 +177,8 @@ class InstanceFactory:
         tuned = with_pins(tuned, deployment, commit_of)
         model = KnownModel(facts, config, origin, files, self._draft(deployment, endpoint))
         verdict = check_feasibility(deployment, machine, software, tuned, model, self.knowledge)
-        verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted_paths(deployment)))
+        memory = shared_memory(deployment, self.knowledge.recipes)
+        verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted_paths(deployment), *memory))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
         wrong += wrong_dockerfile(deployment, self.knowledge.forks)
         return DeploymentDecision(tuned, verdict, wrong)
@@ -188,7 +191,9 @@ class InstanceFactory:
         draft, tp = found
         pin = self.lock.model(endpoint, draft.repo, draft.revision)
         weights = checkpoint_size(pin.files if pin else None)
-        return Draft(draft.repo, weights.bytes if weights else None, tp)
+        config = known_config(self.knowledge.models, draft.repo)
+        size = weights.bytes if weights else model_shape(config, None).stored_total if config else None
+        return Draft(draft.repo, size, tp)
 
     def _make(self, slot: Slot, host: Host, tuned: TunedSettings, verdict: Feasibility) -> Planned:
         settings = host.settings

@@ -204,6 +204,10 @@ def _reasons(instance: Instance) -> list[str]:
     for reason in instance.reasons:
         lines.append(f"  {reason.setting:{width}}  {reason.value}".rstrip())
         lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
+    for item in instance.tuned.left_out:
+        lines += wrapped("left out", f"{item.setting} {item.value}: {item.reason} [{item.source}]")
+    for item in instance.not_taken:
+        lines += wrapped("left out", f"{item.setting} {item.value}: {item.reason} [{item.source}]")
     for note in instance.verdict.notes:
         lines += wrapped("note", note)
     for hint in instance.hints:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..catalog.canonical import canonical_flag
 from ..catalog.flag_values import Value, convert, token
 from ..catalog.flags import Flag, FlagTable, absent
 from ..catalog.load import Knowledge
@@ -101,7 +102,8 @@ def wanted_engine(knowledge: Knowledge, variant: Variant, table: FlagTable) -> E
         if hit is None and value:
             return EngineVariant({}, {}, absent(table, f"--{name.replace('_', '-')}").text())
         if hit is not None:
-            args[hit[0].name] = value
+            flag, given = canonical_flag(table, name, value)
+            args[flag] = given
     return EngineVariant(args, env)
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Callable
 
@@ -67,8 +66,7 @@ def _placed(entry: Value, repo: str, place: str) -> Value:
     given = mapping(entry)
     if not given:
         return f"{str(entry).partition('=')[0]}={place}"
-    placed = {**given, "path": place}
-    return placed if isinstance(entry, Mapping) else token(placed)
+    return {**given, "path": place}
 
 
 def _reason(flag: str, value: str, pin: Pin) -> Reason:

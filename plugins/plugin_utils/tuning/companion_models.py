@@ -8,7 +8,6 @@ vllm/config/model.py (tokenizer_revision), of 0.6.3 to 0.32.0.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -87,8 +86,8 @@ def draft_of(deployment: Deployment) -> tuple[ModelRepository, int | None] | Non
     draft = next((item for item in companions(deployment) if item.use == DRAFT), None)
     if draft is None or draft.repo == deployment.model:
         return None
-    size = _speculation(deployment).get("draft_tensor_parallel_size")
-    return draft, size if isinstance(size, int) and size > 0 else None
+    size = str(_speculation(deployment).get("draft_tensor_parallel_size"))
+    return draft, int(size) if size.isdigit() and int(size) > 0 else None
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def _speculation(deployment: Deployment) -> dict[str, Any]:
     flags = dict(deployment.engine_args)
     found = {
         **mapping(dict(deployment.settings).get("speculative")),
-        **mapping(flags.get("speculative_config", flags.get("sc"))),
+        **mapping(flags.get("speculative_config")),
     }
     for key in ("model", "draft_tensor_parallel_size"):
         old = flags.get("speculative_model" if key == "model" else f"speculative_{key}")
@@ -164,7 +163,7 @@ def _speculative_model(deployment: Deployment) -> tuple[str, str]:
 def _place_of_draft(deployment: Deployment) -> Path:
     """Return the path of the key that names the draft, or else of the one that enables speculation."""
     flags, path = dict(deployment.engine_args), deployment.path
-    for key in ("speculative_config", "sc", "speculative_model"):
+    for key in ("speculative_config", "speculative_model"):
         value = flags.get(key)
         if isinstance(value, Mapping) and "model" in value:
             return (*path, "engine_args", key, "model")
@@ -185,10 +184,5 @@ def adapter_of(item: Value) -> str:
 
 
 def mapping(value: Value) -> Mapping[str, Any]:
-    """Return a map, or the map in a JSON text; empty for anything else."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = json.loads(value)
-        except ValueError:  # vLLM's parser refuses it; the check of the flags reports that
-            return {}
+    """Return a map; empty for anything else."""
     return value if isinstance(value, Mapping) else {}

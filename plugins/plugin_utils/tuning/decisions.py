@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..catalog.flag_values import Value, token
@@ -20,9 +20,13 @@ class SettingConflict:
 
 
 class Decisions:
-    """The decisions so far. Maps of one flag are merged; a decided value never changes."""
+    """The decisions so far. Maps of one flag are merged; a decided value never changes.
 
-    def __init__(self) -> None:
+    meaning: what a variable's text is read as, so that "True" contradicts no "1".
+    """
+
+    def __init__(self, meaning: Callable[[str, str], object] = lambda name, text: text) -> None:
+        self._meaning = meaning
         self.args: dict[str, Value] = {}
         self.env: dict[str, str] = {}
         self.reasons: list[Reason] = []
@@ -33,7 +37,7 @@ class Decisions:
             if name in self.args and not _agree(self.args[name], value):
                 return SettingConflict(name, value, self.args[name])
         for name, text in env.items():
-            if self.env.get(name, text) != text:
+            if name in self.env and self._meaning(name, self.env[name]) != self._meaning(name, text):
                 return SettingConflict(name, text, self.env[name])
         return None
 
@@ -47,11 +51,22 @@ class Decisions:
                 continue
             else:
                 self.args[name] = value
-            self.reasons.append(Reason(name, _shown(value), reason, source))
+            self.reasons.append(Reason(name, shown(value), reason, source))
         for name, text in env.items():
             if name not in self.env:
                 self.env[name] = text
                 self.reasons.append(Reason(name, text, reason, source))
+
+    def copy(self) -> Decisions:
+        """Return decisions that can be continued on trial."""
+        found = Decisions(self._meaning)
+        found.args, found.env, found.reasons = dict(self.args), dict(self.env), list(self.reasons)
+        return found
+
+    def drop(self, name: str) -> None:
+        """Take a variable back."""
+        self.reasons = [item for item in self.reasons if item.setting != name]
+        self.env.pop(name, None)
 
     def put(self, name: str, value: Value, reason: str, source: str) -> None:
         """Replace the value of a flag."""
@@ -70,7 +85,7 @@ def _ordered(value: Value) -> Value:
     """Return maps sorted by key, so that the order in which they were written does not change the command."""
     if isinstance(value, Mapping):
         return {key: _ordered(value[key]) for key in sorted(value)}
-    return value
+    return type(value)(map(_ordered, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _merged(a: Mapping[str, Value], b: Mapping[str, Value]) -> dict[str, Value]:
@@ -84,7 +99,8 @@ def _merged(a: Mapping[str, Value], b: Mapping[str, Value]) -> dict[str, Value]:
     return result
 
 
-def _shown(value: Value) -> str:
+def shown(value: Value) -> str:
+    """Return a value as the plan explains it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (list, tuple)):

@@ -8,18 +8,22 @@ variables, even in part, is omitted as a whole, as half of it may be worse than 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ...module_utils.common.errors import Path, Problem
 from ...module_utils.common.versions import Release
 from ..catalog.attention_backends import Backends, check_named
-from ..catalog.env_vars import check_env
+from ..catalog.canonical import canonical_flag
+from ..catalog.env_vars import check_env, meaning
 from ..catalog.findings import Finding
 from ..catalog.flag_values import Value, token
 from ..catalog.flags import FlagTable, check
 from ..catalog.images import ImageFacts
 from ..catalog.load import Knowledge
+from ..catalog.past_choices import past_choices
 from ..catalog.recipes import (
     Advice,
     Context,
@@ -35,7 +39,8 @@ from ..desired.reasons import Reason, deployment_key
 from ..desired.reserved_flags import ENGINE_OWNED
 from ..sizing.decode import PeakRates
 from ..sizing.facts import ModelFacts
-from .decisions import Decisions
+from .decisions import Decisions, shown
+from .switch_judge import SwitchJudge
 
 SPLIT = "amd-vllm-v1-guide#configure-the-gpu-memory-utilization-parameter"
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -49,6 +54,7 @@ RANGES = {
 """Limits that vLLM's configuration classes check after its parser; vllm/config of the releases."""
 SHARED_PART = 0.9
 """Share of a GPU's memory for all instances on it together; AMD gives each of two 0.45."""
+ATTENTION = "attention_backend"
 OTHER_PLATFORMS = ("cpu", "cuda")
 """Platforms to which statements about Instinct GPUs do not apply."""
 
@@ -80,8 +86,8 @@ class TargetGpu:
 class TunedSettings:
     """The decided flags ("--name" → value) and variables, with a reason for each.
 
-    known: all decided neutral settings, from any source. chosen: flags and variables that recipes added. recommended:
-    keys of the deployment for which documents recommend other values.
+    known: all decided neutral settings, from any source. chosen: flags and variables that recipes added. left_out: what
+    recipes would have added. recommended: keys of the deployment for which documents recommend other values.
     """
 
     release: Release
@@ -92,6 +98,7 @@ class TunedSettings:
     known: Mapping[str, Value]
     reasons: tuple[Reason, ...]
     chosen: tuple[str, ...]
+    left_out: tuple[Reason, ...]
     warnings: tuple[str, ...]
     advice: tuple[Advice, ...]
     recommended: tuple[Advice, ...]
@@ -116,9 +123,19 @@ def tune(
         **{name: getattr(deployment, name) for name in SIZES},
     }
     context = _context(deployment, machine, software, book, given, knowledge)
+    judge = None
+    if backends:
+        judge = SwitchJudge.of(
+            resolver.decisions, context, model, backends, knowledge.switches(software.vllm or "")
+        )
     selection = _select(deployment, knowledge, model, context, given)
-    resolver.take_choices((*_shared_gpu_choice(deployment, given), *selection.choices))
+    shared = _shared_gpu_choice(deployment, given)
+    forced = resolver.backend_instead((*shared, *selection.choices), judge)
+    if forced:  # what goes with a backend is chosen for the one that is there
+        selection = _select(deployment, knowledge, model, context, {**given, **forced})
+    resolver.take_choices((*shared, *selection.choices), judge)
     resolver.take_rules(selection.advice)
+    resolver.check_switches(judge)
     resolver.check_sequences(knowledge)
     resolver.check_share(knowledge)
     if book.release.note:
@@ -134,6 +151,7 @@ def tune(
         known,
         tuple(resolver.decisions.reasons),
         resolver.chosen,
+        (*resolver.left_out, *_past(deployment, knowledge, model, context, {**known, **forced})),
         tuple(dict.fromkeys(resolver.warnings)),
         (*(item for item in selection.advice if item.say == "advise"), *offer),
         _recommended(deployment, knowledge, model, context, given),
@@ -148,36 +166,39 @@ class SettingsResolver:
         self.deployment = deployment
         self.book = book
         self.backends = backends
-        self.decisions = Decisions()
+        self.decisions = Decisions(partial(meaning, book.env))
         self.chosen: tuple[str, ...] = ()
+        self.left_out: list[Reason] = []
+        self.silent: list[str] = []
         self.warnings: list[str] = []
         self.problems: list[Problem] = []
 
     def take_engine_args(self) -> None:
         """Apply the operator's flags, each checked against the release."""
         table, path = self.book.flags, (*self.deployment.path, "engine_args")
-        for key, value in self.deployment.engine_args:
-            hit = table.get(key)
-            name = hit[0].name if hit else "--" + key.replace("_", "-")
-            negated = hit is not None and not hit[1] and isinstance(value, bool)
+        for key, given in self.deployment.engine_args:
+            option, value = canonical_flag(table, key, given)
+            hit = table.get(option)
+            name = hit[0].name if hit else option
             owned = ENGINE_OWNED.get(name[2:].replace("-", "_"))
             if owned:
                 self.problems.append(Problem((*path, key), "is set by the toolkit.", owned))
                 continue
-            self.judge((*path, key), check(table, key, value))
+            self.judge((*path, key), check(table, option, value))
             self.check_range((*path, key), name, value)
             self.check_backend((*path, key), name, value)
             if value is not None:
                 source = deployment_key(self.deployment, "engine_args", key)
-                self.decisions.add(
-                    {name: not value if negated else value}, {}, "set by the deployment", source
-                )
+                self.decisions.add({name: value}, {}, "set by the deployment", source)
 
     def take_env(self) -> None:
         """Apply the operator's variables."""
         for key, text in self.deployment.env:
             path: Path = (*self.deployment.path, "env", key)
-            self.judge(path, check_env(self.book.env, key, text))
+            finding = check_env(self.book.env, key, text)
+            self.judge(path, finding)
+            if finding.is_warning:
+                self.silent.append(key)
             self.check_backend(path, key, text)
             source = deployment_key(self.deployment, "env", key)
             self.decisions.add({}, {key: text}, "set by the deployment", source)
@@ -204,21 +225,64 @@ class SettingsResolver:
             reason = f"the setting {key} in vLLM {self.book.release.requested}"
             self.decisions.add(found.args, found.env, reason, source)
 
-    def take_choices(self, choices: Iterable[RecipeChoice]) -> None:
+    def backend_instead(self, choices: Iterable[RecipeChoice], judge: SwitchJudge | None) -> dict[str, Value]:
+        """Return the attention backend that is in effect where the recommended one is left out, as a setting."""
+        trial = copy(self)
+        trial.decisions, trial.left_out = self.decisions.copy(), []
+        trial.take_choices(choices, judge)
+        backend = ATTENTION in {item.setting for item in trial.left_out} and judge
+        self.left_out += [item for item in trial.left_out if item.setting == ATTENTION]
+        return {ATTENTION: backend.selected(trial.decisions)} if backend else {}
+
+    def take_choices(self, choices: Iterable[RecipeChoice], judge: SwitchJudge | None) -> None:
         """Apply recommendations of recipes, unless the operator has decided otherwise."""
         before = len(self.decisions.reasons)
         for choice in choices:
             found = render_setting(self.book, choice.setting, choice.value)
             if any(finding.is_error for finding in found.findings):
                 continue
-            if self.decisions.conflict(found.args, found.env):
+            clash = self.decisions.conflict(found.args, found.env)
+            if clash:
+                self.leave_out(
+                    choice.setting, choice.value, f"{clash.subject} is {token(clash.held)}", choice.source
+                )
+                continue
+            voided = judge.overruled(self.decisions, found.args, found.env) if judge else ""
+            if voided:
+                why = f"beside it {voided}, which the deployment sets, would have no effect"
+                self.leave_out(choice.setting, choice.value, why, choice.source)
                 continue
             reason = choice.reason
             if choice.overridden:
                 others = ", ".join(f"{item.recipe} says {token(item.value)}" for item in choice.overridden)
                 reason += f" ({others})"
             self.decisions.add(found.args, found.env, reason, choice.source)
-        self.chosen = tuple(dict.fromkeys(item.setting for item in self.decisions.reasons[before:]))
+        names = dict.fromkeys(item.setting for item in self.decisions.reasons[before:])
+        for name, finding in judge.idle(self.decisions, names) if judge else ():
+            text = self.decisions.env[name]
+            self.decisions.drop(name)
+            self.leave_out(name, text, finding.what, finding.source)
+        self.chosen = tuple(
+            name for name in names if name in self.decisions.args or name in self.decisions.env
+        )
+
+    def leave_out(self, setting: str, value: Value, why: str, source: str) -> None:
+        """Record a recommendation that is not followed, and why."""
+        self.left_out.append(Reason(setting, shown(value), why, source))
+
+    def check_switches(self, judge: SwitchJudge | None) -> None:
+        """Warn of the operator's switches that do nothing beside the others."""
+        if not judge:
+            return
+        named = [name for name, _text in self.deployment.env if name not in self.silent]
+        own = [name for part in judge.own for name in part if name not in self.silent]
+        for name, finding in (*judge.idle(self.decisions, own), *judge.unselected(self.decisions, named)):
+            flag, _dot, inner = name.partition(".")
+            (source,) = [item.source for item in self.decisions.reasons if item.setting == flag][:1]
+            key = source.partition(": ")[2]
+            if not key.endswith(flag):  # a part of a map, or what a setting stands for
+                key += f": {inner or flag}"
+            self.warnings.append(f"{key}: {finding.what}. {finding.fix} [{finding.source}]")
 
     def take_rules(self, rules: Iterable[Advice]) -> None:
         """Report what documents refuse or warn about."""
@@ -313,6 +377,22 @@ def _recommended(
         for choice in found.choices
         if choice.setting in SIZES and choice.value != given[choice.setting]
     )  # fmt: skip
+
+
+def _past(
+    deployment: Deployment,
+    knowledge: Knowledge,
+    model: ModelFacts,
+    context: Context,
+    known: Mapping[str, Value],
+) -> tuple[Reason, ...]:
+    """Return what documents recommended for older releases only."""
+    if not deployment.recipes:
+        return ()
+    return tuple(
+        Reason(item.setting, shown(item.value), f"only before vLLM {until}: {item.reason}", item.source)
+        for item, until in past_choices(knowledge.recipes, model, context, known)
+    )
 
 
 def _draft_advice(

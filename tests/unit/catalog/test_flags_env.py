@@ -51,3 +51,12 @@ def test_only_a_refused_text_stops_vllm() -> None:
     assert check_env(table, "VLLM_ROCM_MOE_PADDING", "true").is_error
     assert check_env(table, "VLLM_NO_SUCH_THING", "1").is_warning
     assert check_env(table, "VLLM_USE_V1", "0").is_warning
+
+
+def test_no_message_ends_a_sentence_twice() -> None:
+    known = knowledge()
+    table = known.env(known.line.releases[-1])
+    for name in table.runtime:
+        found = check_env(table, name, "1")
+        assert not found.what.endswith("."), name
+    assert check_env(table, "RCCL_DEBUG", "INFO").text().count("..") == 0

@@ -75,6 +75,22 @@ def test_images_that_are_references(image: str) -> None:
     assert one(image=image).image == image
 
 
+@pytest.mark.parametrize(
+    ("written", "model", "served"),
+    [
+        (
+            "amd/Llama-3.3-70B-Instruct-FP8-KV/",
+            "amd/Llama-3.3-70B-Instruct-FP8-KV",
+            "amd/Llama-3.3-70B-Instruct-FP8-KV",
+        ),
+        ("/srv/models/tiny/", "/srv/models/tiny/", "tiny"),
+    ],
+)
+def test_a_slash_at_the_end_of_a_model(written: str, model: str, served: str) -> None:
+    found = one(model=written)
+    assert (found.model, found.served_model_name) == (model, served)
+
+
 def test_everything_that_can_be_said() -> None:
     found = one(
         model="/srv/models/my model",
@@ -286,7 +302,7 @@ def test_a_build_and_its_tag() -> None:
         ),
         (
             {"engine_args": {"x": [True]}},
-            "vllm_deployments[0].engine_args.x[0]: must be text or a number, not a boolean.",
+            "vllm_deployments[0].engine_args.x[0]: must be text, a number or a map, not a boolean.",
         ),
         (
             {"engine_args": {"x": []}},

@@ -61,9 +61,9 @@ LORA_JSON = '{"name": "a", "path": "org/lora"}'
         ),
         (
             {"engine_args": {"speculative_config": AS_JSON}},
-            ["draft org/draft@main engine_args.speculative_config"],
+            ["draft org/draft@main engine_args.speculative_config.model"],
         ),
-        ({"engine_args": {"sc": AS_JSON}}, ["draft org/draft@main engine_args.sc"]),
+        ({"engine_args": {"sc": AS_JSON}}, ["draft org/draft@main engine_args.speculative_config.model"]),
         (
             {"engine_args": {"speculative_model": DRAFT, "num_speculative_tokens": 5}},
             ["draft org/draft@main engine_args.speculative_model"],
