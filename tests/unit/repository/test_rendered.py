@@ -12,7 +12,6 @@ from tests.rendered import documented, example, recommended, settled
 from tests.worlds.catalogue import knowledge
 from tests.worlds.recipe_models import ERAS, MODELS, OTHERS
 
-
 FORKS = [item.version for item in knowledge().forks.forks]
 
 
