@@ -17,6 +17,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.versions imp
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog import load
 
 from catalog import regenerate
+from catalog.tools.forks import fork_tables
 from catalog.tools.packing import ENV_DEFAULTS, FIELD_DEFAULTS, FLAG_DEFAULTS, pack, read_json, unpack
 from catalog.tools.probe import MARKER, plain
 from catalog.tools.store import Store
@@ -307,3 +308,21 @@ def test_hand_written_files_are_not_touched(copied: Path) -> None:
     for path in some((CATALOG / "vllm").glob("*.yml")):
         assert (copied / "vllm" / path.name).read_text() == path.read_text()
         assert yaml.safe_load(path.read_text())["schema"] == 1
+
+
+def test_what_a_fork_has_otherwise_is_found() -> None:
+    """Names on one side, changed defaults; not what depends on how a release was asked."""
+    store = Store(CATALOG / "vllm")
+    line, release = store.line(), "0.9.2"
+    serve = unpack(line, read_json(store.root / "flags.json")["flags"], release, FLAG_DEFAULTS)
+    env = unpack(line, read_json(store.root / "env.json")["variables"], release, ENV_DEFAULTS)
+    same = {"serve": serve, "env": env, "configs": {}, "bench": {}}
+    untouched = fork_tables(store, same, release)
+    assert (untouched["flags"], untouched["env"], untouched["bench"]) == ({}, {}, {})
+    serve.pop("--swap-space")
+    serve["--own"] = {**FLAG_DEFAULTS, "type": "int", "default": 3}
+    serve["--dtype"] = {**serve["--dtype"], "deprecated": True}
+    env["VLLM_USE_V1"] = {**env["VLLM_USE_V1"], "type": "text", "default": False}
+    found = fork_tables(store, same, release)
+    assert found["flags"] == {"--own": {"type": "int", "default": 3}, "--swap-space": None}
+    assert found["env"] == {"VLLM_USE_V1": {"default": False}}

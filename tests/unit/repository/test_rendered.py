@@ -12,9 +12,12 @@ from tests.rendered import documented, example, recommended, settled
 from tests.worlds.catalogue import knowledge
 from tests.worlds.recipe_models import ERAS, MODELS, OTHERS
 
+FORKS = [item.version for item in knowledge().forks.forks]
+
 
 @pytest.mark.parametrize(
-    "version", [*ERAS, *(pytest.param(version, marks=pytest.mark.deep) for version in OTHERS)]
+    "version",
+    [*ERAS, FORKS[0], *(pytest.param(version, marks=pytest.mark.deep) for version in (*OTHERS, *FORKS[1:]))],
 )
 def test_no_rendered_command_is_refused(version: str) -> None:
     table = knowledge().flags(version)
