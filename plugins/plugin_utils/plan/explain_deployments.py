@@ -204,7 +204,7 @@ def _reasons(instance: Instance) -> list[str]:
     for reason in instance.reasons:
         lines.append(f"  {reason.setting:{width}}  {reason.value}".rstrip())
         lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
-    for item in instance.tuned.left_out:
+    for item in instance.tuned.omitted:
         lines += wrapped("left out", f"{item.setting} {item.value}: {item.reason} [{item.source}]")
     for item in instance.not_taken:
         lines += wrapped("left out", f"{item.setting} {item.value}: {item.reason} [{item.source}]")

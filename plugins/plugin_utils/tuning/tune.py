@@ -86,7 +86,7 @@ class TargetGpu:
 class TunedSettings:
     """The decided flags ("--name" → value) and variables, with a reason for each.
 
-    known: all decided neutral settings, from any source. chosen: flags and variables that recipes added. left_out: what
+    known: all decided neutral settings, from any source. chosen: flags and variables that recipes added. omitted: what
     recipes would have added. recommended: keys of the deployment for which documents recommend other values.
     """
 
@@ -98,7 +98,7 @@ class TunedSettings:
     known: Mapping[str, Value]
     reasons: tuple[Reason, ...]
     chosen: tuple[str, ...]
-    left_out: tuple[Reason, ...]
+    omitted: tuple[Reason, ...]
     warnings: tuple[str, ...]
     advice: tuple[Advice, ...]
     recommended: tuple[Advice, ...]
@@ -151,7 +151,7 @@ def tune(
         known,
         tuple(resolver.decisions.reasons),
         resolver.chosen,
-        (*resolver.left_out, *_past(deployment, knowledge, model, context, {**known, **forced})),
+        (*resolver.omitted, *_past(deployment, knowledge, model, context, {**known, **forced})),
         tuple(dict.fromkeys(resolver.warnings)),
         (*(item for item in selection.advice if item.say == "advise"), *offer),
         _recommended(deployment, knowledge, model, context, given),
@@ -168,7 +168,7 @@ class SettingsResolver:
         self.backends = backends
         self.decisions = Decisions(partial(meaning, book.env))
         self.chosen: tuple[str, ...] = ()
-        self.left_out: list[Reason] = []
+        self.omitted: list[Reason] = []
         self.silent: list[str] = []
         self.warnings: list[str] = []
         self.problems: list[Problem] = []
@@ -228,10 +228,10 @@ class SettingsResolver:
     def backend_instead(self, choices: Iterable[RecipeChoice], judge: SwitchJudge | None) -> dict[str, Value]:
         """Return the attention backend that is in effect where the recommended one is left out, as a setting."""
         trial = copy(self)
-        trial.decisions, trial.left_out = self.decisions.copy(), []
+        trial.decisions, trial.omitted = self.decisions.copy(), []
         trial.take_choices(choices, judge)
-        backend = ATTENTION in {item.setting for item in trial.left_out} and judge
-        self.left_out += [item for item in trial.left_out if item.setting == ATTENTION]
+        backend = ATTENTION in {item.setting for item in trial.omitted} and judge
+        self.omitted += [item for item in trial.omitted if item.setting == ATTENTION]
         return {ATTENTION: backend.selected(trial.decisions)} if backend else {}
 
     def take_choices(self, choices: Iterable[RecipeChoice], judge: SwitchJudge | None) -> None:
@@ -268,7 +268,7 @@ class SettingsResolver:
 
     def leave_out(self, setting: str, value: Value, why: str, source: str) -> None:
         """Record a recommendation that is not followed, and why."""
-        self.left_out.append(Reason(setting, shown(value), why, source))
+        self.omitted.append(Reason(setting, shown(value), why, source))
 
     def check_switches(self, judge: SwitchJudge | None) -> None:
         """Warn of the operator's switches that do nothing beside the others."""

@@ -385,7 +385,7 @@ def test_hosts_and_groups_choose() -> None:
     assert data["deployments"] == ["llama", "b"]
 
 
-def test_unreachable_hosts_are_named_and_left_out() -> None:
+def test_unreachable_hosts_are_named_and_omitted() -> None:
     data = plan({"n1": state(), "n2": None}, [deployment()]).to_json()
     assert list(data["hosts"]) == ["n1"]
     assert data["unreachable"] == {"n2": "it could not be reached"}
@@ -511,7 +511,7 @@ def test_a_state_that_is_none() -> None:
     ]
 
 
-def test_a_host_that_is_not_root_is_left_out() -> None:
+def test_a_host_that_is_not_root_is_omitted() -> None:
     found = problems({"n1": state(euid=5), "n2": state(euid=5), "n3": state()}, [deployment()])
     assert [text.partition(" the module ran")[0] for text in found] == [
         "host n1: not root:",

@@ -61,7 +61,7 @@ def test_no_recipe_voids_a_choice(
     found = tuned(version, env=env, **keys)
     assert not without & {*found.args, *found.env} - {*env}
     (name,) = env
-    said = [item for item in found.left_out if name in item.reason]
+    said = [item for item in found.omitted if name in item.reason]
     assert "attention_backend" in {item.setting for item in said}
     assert all(item.source for item in said)
 
@@ -83,7 +83,7 @@ def test_with_its_condition_a_choice_keeps_the_other_kernels() -> None:
 def test_recipes_add_no_part_of_what_is_off(version: str) -> None:
     found = tuned(version, R1, env={AITER: "0"}, tensor_parallel_size=8)
     assert [name for name in found.env if name.startswith(AITER)] == [AITER]
-    assert MOE in {item.setting for item in found.left_out}
+    assert MOE in {item.setting for item in found.omitted}
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,10 @@ def test_a_variable_means_the_same_in_every_spelling(text: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "said"), [("0.10.2", False), ("0.11.1", True), ("0.33.0", True)])
-def test_what_older_releases_needed_is_explained_where_it_is_left_out(version: str, said: bool) -> None:
+def test_what_older_releases_needed_is_explained_where_it_is_omitted(version: str, said: bool) -> None:
     found = tuned(version, R1, tensor_parallel_size=8)
     assert (found.args.get("--block-size") == 1) is not said
-    texts = [f"{item.setting} {item.value}: {item.reason}" for item in found.left_out]
+    texts = [f"{item.setting} {item.value}: {item.reason}" for item in found.omitted]
     assert any(text.startswith("block_size 1: only before vLLM 0.11.1: ") for text in texts) is said
     given = tuned(version, R1, tensor_parallel_size=8, engine_args={"block_size": 1})
-    assert "block_size" not in {item.setting for item in given.left_out}
+    assert "block_size" not in {item.setting for item in given.omitted}

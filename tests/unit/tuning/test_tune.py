@@ -66,7 +66,7 @@ def test_the_operator_wins(keys: dict[str, Any], setting: str, value: Any) -> No
     assert not found.problems
 
 
-def test_a_contradicted_choice_is_left_out_whole() -> None:
+def test_a_contradicted_choice_is_omitted_whole() -> None:
     """AITER off by the operator: the AITER backend, which needs it, is not named either."""
     found = tuned("0.33.0", env={"VLLM_ROCM_USE_AITER": "0"})
     assert found.env["VLLM_ROCM_USE_AITER"] == "0"
