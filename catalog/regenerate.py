@@ -5,9 +5,10 @@
     catalog/regenerate.py --image vllm/vllm-openai-rocm:v0.34.0   asks a container of the image
     catalog/regenerate.py --installed --python venv/bin/python    asks an installed vLLM
     catalog/regenerate.py --from-dir wheel/ --python PYTHON       asks an unpacked wheel, run by PYTHON
+    catalog/regenerate.py --sources DIR --release 0.33.0          only reads DIR/vllm/**.py of a known release again
     … --check                                                     writes nothing, exits with 1 when it differs
 
-Only the generated files are written (versions, flags, env, configs, bench); replacements.yml, parser.yml,
+Only the generated files are written (versions, flags, env, configs, quantization, bench); replacements.yml, parser.yml,
 settings.yml and backends.yml are written by hand, and what they now lack is named at the end.
 """
 
@@ -28,10 +29,12 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / ".collections")]
 
 import yaml  # noqa: E402  (the two lines above make the imports below work from any directory)
 
-from catalog.tools.probe import MARKER, TRACKED  # noqa: E402
+from catalog.tools.probe import MARKER  # noqa: E402
+from catalog.tools.sources import Sources, config_classes, quantization  # noqa: E402
 from catalog.tools.store import PROBE, Store  # noqa: E402
 
 PROBE_FILE = HERE / "tools" / "probe.py"
+SOURCES_FILE = HERE / "tools" / "sources.py"
 GPU_DEVICES = ("/dev/kfd", "/dev/dri")
 HELP_OPTION = re.compile(r"^ {2}(-[-\w, ]+?)(?:\s{2,}| [A-Z{\[]|$)", re.MULTILINE)
 
@@ -70,17 +73,29 @@ def probe_output(text: str, origin: str) -> dict[str, Any]:
     return found
 
 
-def from_python(python: str, classes: str, directory: str = "") -> dict[str, Any]:
+def program() -> str:
+    """The probe with sources.py in it: one text for any vLLM's Python, wherever that is."""
+    return f"""
+import sys, types
+for name in ("catalog", "catalog.tools", "catalog.tools.sources"):
+    sys.modules[name] = types.ModuleType(name)
+sources = sys.modules["catalog.tools.sources"]
+exec(compile({SOURCES_FILE.read_text()!r}, "sources.py", "exec"), sources.__dict__)
+exec(compile({PROBE_FILE.read_text()!r}, "probe.py", "exec"))
+"""
+
+
+def from_python(python: str, directory: str = "") -> dict[str, Any]:
     """Ask a Python installation, with `directory` before its own libraries."""
     env = {"PYTHONPATH": directory} if directory else {}
-    return probe_output(run([python, "-", classes], PROBE_FILE.read_text(), env), directory or python)
+    return probe_output(run([python, "-"], program(), env), directory or python)
 
 
-def from_image(image: str, classes: str, docker: str) -> dict[str, Any]:
+def from_image(image: str, docker: str) -> dict[str, Any]:
     """Ask a container, and check the answer against the help text of `vllm serve` in it."""
     devices = [f"--device={path}" for path in GPU_DEVICES if os.path.exists(path)]
     base = [docker, "run", "--rm", "--network=none", *devices]
-    probe = run([*base, "--interactive", "--entrypoint=python3", image, "-", classes], PROBE_FILE.read_text())
+    probe = run([*base, "--interactive", "--entrypoint=python3", image, "-"], program())
     found = probe_output(probe, image)
     text = run([*base, "--entrypoint=vllm", image, "serve", "--help=all"])
     named = {
@@ -105,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source.add_argument("--installed", action="store_true", help="ask the vLLM of --python")
     source.add_argument("--image", metavar="REF", help="ask a container of this image (docker run)")
     source.add_argument("--from-dir", metavar="DIR", help="ask the vLLM unpacked in DIR, run by --python")
+    source.add_argument("--sources", metavar="DIR", help="read the Python files in DIR/vllm, with --release")
+    parser.add_argument("--release", default="", metavar="VERSION", help="of --sources")
     parser.add_argument(
         "--python", default=sys.executable, metavar="PATH", help="default: the Python that runs this"
     )
@@ -119,16 +136,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     store = Store(options.catalog / "vllm")
     try:
-        classes = TRACKED + ",".join(store.classes())
+        if options.sources:
+            return read_sources(store, Path(options.sources), options.release)
         if options.image:
-            probe, origin = from_image(options.image, classes, options.docker), options.image
+            probe, origin = from_image(options.image, options.docker), options.image
         else:
             directory = str(Path(options.from_dir).resolve()) if options.from_dir else ""
-            probe, origin = from_python(options.python, classes, directory), "installed"
+            probe, origin = from_python(options.python, directory), "installed"
         return report(store, probe, origin, options)
     except Failure as error:
         print(f"regenerate: {error}", file=sys.stderr)
         return 2
+
+
+def read_sources(store: Store, directory: Path, release: str) -> int:
+    """Read one known release's sources into the catalogue, without its parsers and variables."""
+    line = store.line()
+    if release not in line.order or not (directory / "vllm").is_dir():
+        raise Failure(
+            f"--release is one of {', '.join(line.releases)}, and {directory} holds the directory vllm"
+        )
+    sources = Sources(directory / "vllm")
+    found = {"configs": config_classes(sources, store.json_flags()), "quantization": quantization(sources)}
+    store.put_sources(release, found, line, line)
+    print(f"wrote {release} into {store.root}: {len(found['configs'])} configuration classes")
+    return 0
 
 
 def report(store: Store, probe: Mapping[str, Any], origin: str, options: argparse.Namespace) -> int:

@@ -95,7 +95,9 @@ class Knowledge:
             release = self.release(version)
             parser = self._yaml("vllm/parser.yml")
             classes = self._json("vllm/configs.json")["classes"]
-            configs = ConfigKeys(release, self.line, classes, parser["unknown_keys"])
+            configs = ConfigKeys(
+                release, self.line, classes, parser["unknown_keys"], parser["json_types_since"]
+            )
             self._flags[version] = flag_table(
                 self._json("vllm/flags.json"), self.line, release, parser, configs, self.replacements
             )
