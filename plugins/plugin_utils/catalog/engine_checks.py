@@ -122,12 +122,10 @@ class EngineFacts:
             value = self._argument(flag)
             if isinstance(value, Mapping):
                 return value
-        for other in classes:
-            inner = [key for key, field in self.table.configs.fields(other).items() if name in field.type]
-            held = self._object(other, depth + 1) if inner else None
-            for key in inner:
-                if isinstance(held, Mapping) and isinstance(held.get(key), Mapping):
-                    return held[key]
+        for other, key in self.table.configs.holders.get(name, ()):
+            held = self._object(other, depth + 1)
+            if isinstance(held, Mapping) and isinstance(held.get(key), Mapping):
+                return held[key]
         return None
 
 
