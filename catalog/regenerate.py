@@ -5,11 +5,12 @@
     catalog/regenerate.py --image vllm/vllm-openai-rocm:v0.34.0   asks a container of the image
     catalog/regenerate.py --installed --python venv/bin/python    asks an installed vLLM
     catalog/regenerate.py --from-dir wheel/ --python PYTHON       asks an unpacked wheel, run by PYTHON
+    catalog/regenerate.py --sources DIR --release 0.33.0          only reads DIR/vllm/**.py of a known release again
     … --check                                                     writes nothing, exits with 1 when it differs
     … --fork amd-0.9.1 --parent 0.9.2                             writes what a fork has otherwise than a release
 
-Only generated files are written (versions, flags, env, configs, bench, fork_differences); replacements.yml, parser.yml,
-settings.yml and backends.yml are written by hand, and what they now lack is named at the end.
+Only generated files are written (versions, flags, env, configs, quantization, checks, bench, fork_differences);
+replacements.yml, parser.yml, settings.yml and backends.yml are written by hand; what they now lack is named at the end.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / ".collections")]
 
 import yaml  # noqa: E402  (the two lines above make the imports below work from any directory)
 
+from catalog.tools.checks import checks  # noqa: E402
 from catalog.tools.forks import fork_tables, write_forks  # noqa: E402
-from catalog.tools.packing import read_json  # noqa: E402
-from catalog.tools.probe import MARKER, TRACKED  # noqa: E402
+from catalog.tools.packing import FLAG_DEFAULTS, read_json, unpack  # noqa: E402
+from catalog.tools.probe import MARKER  # noqa: E402
+from catalog.tools.sources import Sources, config_classes, quantization  # noqa: E402
 from catalog.tools.store import PROBE, Store  # noqa: E402
 
 PROBE_FILE = HERE / "tools" / "probe.py"
+READERS = ("sources", "expressions", "checks")
+"""Read vLLM's sources; the probe takes them along."""
 GPU_DEVICES = ("/dev/kfd", "/dev/dri")
 HELP_OPTION = re.compile(r"^ {2}(-[-\w, ]+?)(?:\s{2,}| [A-Z{\[]|$)", re.MULTILINE)
 
@@ -73,17 +78,31 @@ def probe_output(text: str, origin: str) -> dict[str, Any]:
     return found
 
 
-def from_python(python: str, classes: str, directory: str = "") -> dict[str, Any]:
+def program() -> str:
+    """The probe with what it imports: one text for any vLLM's Python, wherever that is."""
+    parts = {f"catalog.tools.{name}": (HERE / "tools" / f"{name}.py").read_text() for name in READERS}
+    return f"""
+import sys, types
+for name in ("catalog", "catalog.tools"):
+    sys.modules[name] = types.ModuleType(name)
+for name, text in {parts!r}.items():
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+exec(compile({PROBE_FILE.read_text()!r}, "probe.py", "exec"))
+"""
+
+
+def from_python(python: str, directory: str = "") -> dict[str, Any]:
     """Ask a Python installation, with `directory` before its own libraries."""
     env = {"PYTHONPATH": directory} if directory else {}
-    return probe_output(run([python, "-", classes], PROBE_FILE.read_text(), env), directory or python)
+    return probe_output(run([python, "-"], program(), env), directory or python)
 
 
-def from_image(image: str, classes: str, docker: str) -> dict[str, Any]:
+def from_image(image: str, docker: str) -> dict[str, Any]:
     """Ask a container, and check the answer against the help text of `vllm serve` in it."""
     devices = [f"--device={path}" for path in GPU_DEVICES if os.path.exists(path)]
     base = [docker, "run", "--rm", "--network=none", *devices]
-    probe = run([*base, "--interactive", "--entrypoint=python3", image, "-", classes], PROBE_FILE.read_text())
+    probe = run([*base, "--interactive", "--entrypoint=python3", image, "-"], program())
     found = probe_output(probe, image)
     text = run([*base, "--entrypoint=vllm", image, "serve", "--help=all"])
     named = {
@@ -108,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source.add_argument("--installed", action="store_true", help="ask the vLLM of --python")
     source.add_argument("--image", metavar="REF", help="ask a container of this image (docker run)")
     source.add_argument("--from-dir", metavar="DIR", help="ask the vLLM unpacked in DIR, run by --python")
+    source.add_argument("--sources", metavar="DIR", help="read the Python files in DIR/vllm, with --release")
+    parser.add_argument("--release", default="", metavar="VERSION", help="of --sources")
     parser.add_argument(
         "--python", default=sys.executable, metavar="PATH", help="default: the Python that runs this"
     )
@@ -124,12 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     store = Store(options.catalog / "vllm")
     try:
-        classes = TRACKED + ",".join(store.classes())
+        if options.sources:
+            return read_sources(store, Path(options.sources), options.release)
         if options.image:
-            probe, origin = from_image(options.image, classes, options.docker), options.image
+            probe, origin = from_image(options.image, options.docker), options.image
         else:
             directory = str(Path(options.from_dir).resolve()) if options.from_dir else ""
-            probe, origin = from_python(options.python, classes, directory), "installed"
+            probe, origin = from_python(options.python, directory), "installed"
         return report_fork(store, probe, options) if options.fork else report(store, probe, origin, options)
     except Failure as error:
         print(f"regenerate: {error}", file=sys.stderr)
@@ -147,6 +169,28 @@ def report_fork(store: Store, probe: Mapping[str, Any], options: argparse.Namesp
     if options.check:
         return 0 if read_json(path)["forks"].get(options.fork) == tables else 1
     write_forks(path, options.fork, tables)
+    return 0
+
+
+def read_sources(store: Store, directory: Path, release: str) -> int:
+    """Read one known release's sources into the catalogue, without its parsers and variables."""
+    line = store.line()
+    if release not in line.order or not (directory / "vllm").is_dir():
+        raise Failure(
+            f"--release is one of {', '.join(line.releases)}, and {directory} holds the directory vllm"
+        )
+    sources = Sources(directory / "vllm")
+    flags = unpack(line, read_json(store.root / "flags.json")["flags"], release, FLAG_DEFAULTS)
+    found = {
+        "configs": config_classes(sources, store.json_flags()),
+        "quantization": quantization(sources),
+        "checks": checks(directory / "vllm", list(flags), store.json_flags()),
+    }
+    store.put_sources(release, found, line, line)
+    print(
+        f"wrote {release} into {store.root}: {len(found['configs'])} configuration classes, "
+        f"{len(found['checks'])} checks"
+    )
     return 0
 
 

@@ -35,7 +35,11 @@ def fork_tables(store: Store, probe: Mapping[str, Any], parent: str) -> dict[str
     configs = {
         name: found
         for name, item in read["configs"]["classes"].items()
-        if (found := against("fields", item["fields"], probe["configs"].get(name, {}), FIELD_DEFAULTS))
+        if (
+            found := against(
+                "fields", item["fields"], probe["configs"].get(name, {}).get("fields", {}), FIELD_DEFAULTS
+            )
+        )
     }
     bench = {
         name: found

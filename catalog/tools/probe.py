@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask an installed vLLM what it accepts, and print it as one JSON object behind a marker line.
 
-Runs inside vLLM's own Python, in a container or a virtual environment, fed through standard input: one file
-that needs only vLLM and the standard library, and writes nothing. Flags come from the argument parsers of
-`vllm serve` and `vllm bench`, variables from vllm.envs by trying values, configurations from the source.
+Runs inside vLLM's own Python, in a container or a virtual environment, fed through standard input together with
+what reads the sources: it needs only vLLM and the standard library, and writes nothing. Flags come from the argument
+parsers of `vllm serve` and `vllm bench`, variables from vllm.envs by trying values, configurations from the source.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import enum
 import importlib
 import json
@@ -21,7 +20,6 @@ import sys
 from pathlib import Path
 
 MARKER = "instinct-fleet-probe:"
-TRACKED = "--classes="
 _CHATTY = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 _BENCH = {"vllm bench serve": "serve", "vllm bench latency": "latency", "vllm bench throughput": "throughput",
           "vllm bench startup": "startup"}  # fmt: skip
@@ -320,28 +318,11 @@ def variables(package):
     return table
 
 
-def config_fields(package, wanted):
-    """Annotated fields of the configuration classes, read from the source."""
-    found = {}
-    for path in sorted(package.glob("config.py")) + sorted((package / "config").rglob("*.py")):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and node.name in wanted:
-                found[node.name] = {
-                    item.target.id: {"type": ast.unparse(item.annotation)}
-                    for item in node.body
-                    if isinstance(item, ast.AnnAssign)
-                    and isinstance(item.target, ast.Name)
-                    and not item.target.id.startswith("_")
-                    and "ClassVar" not in ast.unparse(item.annotation)
-                }
-    return found
-
-
 def main():
     """Print what this vLLM accepts."""
-    wanted = [
-        name for text in sys.argv[1:] if text.startswith(TRACKED) for name in text[len(TRACKED) :].split(",")
-    ]
+    from catalog.tools.checks import checks
+    from catalog.tools.sources import Sources, config_classes, quantization
+
     os.environ.update(_CHATTY)
     # With --help among the arguments vLLM keeps help texts, which tell what is deprecated; but with it
     # the parser of `serve` hides --model.
@@ -357,7 +338,7 @@ def main():
     for name, entry in serve.items():
         entry["engine"] = name in engine
     result = {
-        "probe": 1,
+        "probe": 2,
         "version": importlib.import_module("vllm.version").__version__,
         "platform": "rocm" if current.is_rocm() else getattr(current, "device_type", "") or "unknown",
         "python": platform.python_version(),
@@ -366,7 +347,9 @@ def main():
         "serve": serve,
         "bench": bench_commands(engine),
         "env": variables(package),
-        "configs": config_fields(package, wanted),
+        "configs": config_classes(Sources(package), sorted(serve)),
+        "quantization": quantization(Sources(package)),
+        "checks": checks(package, sorted(serve), sorted(serve)),
     }
     print("\n" + MARKER + json.dumps(result))
 

@@ -16,9 +16,11 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.versions imp
 
 from .compare import Difference, differences
 from .packing import (
+    CHECK_DEFAULTS,
     ENV_DEFAULTS,
     FIELD_DEFAULTS,
     FLAG_DEFAULTS,
+    QUANTIZATION_DEFAULTS,
     pack,
     read_json,
     releases_of,
@@ -28,8 +30,11 @@ from .packing import (
     write_versions,
 )
 
-PROBE = 1
+PROBE = 2
 """Version of the probe's output that this reads."""
+
+
+_NO_CLASS: Mapping[str, Any] = {"flags": [], "fields": {}}
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,13 @@ class Store:
         """The releases in versions.json."""
         return timeline(releases_of(self.root / "versions.json"))
 
-    def classes(self) -> list[str]:
-        """The configuration classes whose keys are followed."""
-        return list(read_json(self.root / "configs.json")["classes"])
+    def json_flags(self) -> list[str]:
+        """Flags that take JSON in any release."""
+        return [
+            name
+            for name, entry in self._read("flags.json")["flags"].items()
+            if any(kind.rstrip("?").endswith(("config", "json")) for _since, kind in entry.get("type", ()))
+        ]
 
     def platform(self, release: str) -> str:
         """What a release's data was taken on; empty for a release that is not there."""
@@ -60,8 +69,13 @@ class Store:
 
         yield from against("serve", self._read("flags.json")["flags"], probe["serve"], FLAG_DEFAULTS)
         yield from against("env", self._read("env.json")["variables"], probe["env"], ENV_DEFAULTS)
-        for name, item in self._read("configs.json")["classes"].items():
-            yield from against(name, item["fields"], probe["configs"].get(name, {}), FIELD_DEFAULTS)
+        known = self._read("configs.json")["classes"]
+        for name in sorted({*known, *probe["configs"]}):
+            fields = known.get(name, _NO_CLASS)["fields"]
+            yield from against(name, fields, probe["configs"].get(name, _NO_CLASS)["fields"], FIELD_DEFAULTS)
+        methods = self._read("quantization.json")["methods"]
+        yield from against("quantization", methods, probe["quantization"], QUANTIZATION_DEFAULTS)
+        yield from against("checks", self._read("checks.json")["checks"], probe["checks"], CHECK_DEFAULTS)
         for name, item in self._read("bench.json")["commands"].items():
             if name in probe["bench"]:
                 yield from against(name, item["flags"], probe["bench"][name]["flags"], FLAG_DEFAULTS)
@@ -83,10 +97,7 @@ class Store:
         variables["variables"] = renewed(variables["variables"], probe["env"], ENV_DEFAULTS)
         write_table(self.root / "env.json", variables, "variables")
 
-        configs = self._read("configs.json")
-        for name, item in configs["classes"].items():
-            item["fields"] = renewed(item["fields"], probe["configs"].get(name, {}), FIELD_DEFAULTS)
-        write_table(self.root / "configs.json", configs, "classes", "fields")
+        self.put_sources(release, probe, before, after)
 
         bench = self._read("bench.json")
         for name, found in probe["bench"].items():
@@ -103,6 +114,28 @@ class Store:
         others = [item for item in versions["versions"] if item["version"] != release]
         listed = sorted([*others, entry], key=lambda item: version_key(item["version"]))
         write_versions(self.root / "versions.json", versions["source"], listed)
+
+    def put_sources(self, release: str, found: Mapping[str, Any], before: Timeline, after: Timeline) -> None:
+        """Write what was read of one release's sources; `before` and `after`: the releases without it and with it."""
+        configs = self._read("configs.json")
+        classes: dict[str, Any] = {
+            name: configs["classes"].get(name, {"flags": [], "fields": {}})
+            for name in sorted({*configs["classes"], *found["configs"]})
+        }
+        for name, item in classes.items():
+            given = found["configs"].get(name, _NO_CLASS)
+            item["flags"] = sorted({*item["flags"], *given["flags"]})
+            item["fields"] = replace(after, item["fields"], release, given["fields"], FIELD_DEFAULTS, before)
+        configs |= {"defaults": FIELD_DEFAULTS, "classes": classes}
+        write_table(self.root / "configs.json", configs, "classes", "fields")
+
+        for name, body, defaults in (
+            ("quantization", "methods", QUANTIZATION_DEFAULTS),
+            ("checks", "checks", CHECK_DEFAULTS),
+        ):
+            data = self._read(f"{name}.json")
+            data[body] = replace(after, data[body], release, found[name], defaults, before)
+            write_table(self.root / f"{name}.json", data, body)
 
     def unexplained(self, release: str, replacements: Mapping[str, Any]) -> list[str]:
         """What is no longer there since this release and has no entry in replacements.yml."""

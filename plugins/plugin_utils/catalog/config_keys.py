@@ -3,18 +3,30 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ...module_utils.common.errors import suggest
 from ...module_utils.common.versions import Release, Timeline
-from .findings import BAD_CHOICE, GONE, NO_EFFECT, NOT_YET, UNKNOWN, Finding
+from .findings import BAD_CHOICE, BAD_VALUE, GONE, NO_EFFECT, NOT_YET, UNKNOWN, Finding
+from .flag_values import token
 from .forks import Changes, changed
+from .value_types import choices, class_of, mismatch, names, takes_null
 
-_LITERAL = re.compile(r"Literal\[([^\]]*)\]")
-_CLASS = re.compile(r"[A-Z][A-Za-z0-9]*Config")
+
+@dataclass(frozen=True)
+class Field:
+    """A field: its annotation in vLLM's source, its limits, and whether a validator converts a value before that."""
+
+    type: str
+    limits: Mapping[str, float]
+    before: bool
+
+
+def _of_fork(_name: str, parent: Field | None, item: Changes) -> Field:
+    return Field(str(item.get("type", parent.type if parent else "")), {}, before=False)
 
 
 @dataclass(frozen=True)
@@ -28,21 +40,44 @@ class ConfigKeys:
     line: Timeline
     classes: Mapping[str, Mapping[str, Any]]
     unknown_keys: Mapping[str, Any]
+    types_since: str
     changes: Mapping[str, Changes] = field(default_factory=dict)
 
     def of_flag(self, flag: str) -> str | None:
         """Return the class that a flag's JSON is parsed into, or None if the catalogue does not know it."""
-        return next((name for name, item in self.classes.items() if flag in item["flags"]), None)
+        named = [name for name, item in self.classes.items() if flag in item["flags"]]
+        return next((name for name in named if self.fields(name)), named[0] if named else None)
 
-    def fields(self, name: str) -> dict[str, str]:
-        """Return the fields of a class in this release, with their types as in vLLM's source."""
-        index = self.release.index
+    def fields(self, name: str) -> Mapping[str, Field]:
+        """Return the fields of a class in this release; none of an unknown class."""
+        return self._fields.get(name, {})
+
+    @cached_property
+    def holders(self) -> Mapping[str, Sequence[tuple[str, str]]]:
+        """Return the fields (class, name) that hold an object of each class."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name, fields in self._fields.items():
+            for key, item in fields.items():
+                if inner := class_of(item.type, self.classes):
+                    found.setdefault(inner, []).append((name, key))
+        return found
+
+    @cached_property
+    def _fields(self) -> dict[str, dict[str, Field]]:
+        index, line = self.release.index, self.line
         found = {
-            key: str(self.line.value(entry.get("type", ()), index, ""))
-            for key, entry in self.classes[name]["fields"].items()
-            if self.line.within(entry["present"], index)
+            name: {
+                key: Field(
+                    line.value(entry.get("type", ()), index, ""),
+                    line.value(entry.get("limits", ()), index, {}),
+                    line.value(entry.get("before", ()), index, False),
+                )
+                for key, entry in item["fields"].items()
+                if line.within(entry["present"], index)
+            }
+            for name, item in self.classes.items()
         }
-        return changed(found, self.changes.get(name, {}), lambda _name, _old, item: str(item.get("type", "")))
+        return {name: changed(fields, self.changes.get(name, {}), _of_fork) for name, fields in found.items()}
 
     def refuses(self, name: str) -> bool:
         """Return whether an unknown key stops vLLM; otherwise vLLM drops it silently."""
@@ -71,7 +106,7 @@ class ConfigKeys:
             first = first or found
         return first
 
-    def _absent(self, name: str, key: str, place: str, fields: Mapping[str, str]) -> Finding:
+    def _absent(self, name: str, key: str, place: str, fields: Mapping[str, Field]) -> Finding:
         version, index = self.release.requested, self.release.index
         strict = self.refuses(name)
         status, what = UNKNOWN, f"is no key of {name} in vLLM {version}"
@@ -89,16 +124,34 @@ class ConfigKeys:
             return Finding(place, NO_EFFECT, f"{what}; this release silently drops it", "Remove it.")
         return Finding(place, status, what, suggest(key, fields), "", self.release.exact)
 
-    def _value(self, kind: str, value: Any, place: str) -> Finding | None:
-        if isinstance(value, Mapping):
-            inner = next((name for name in _CLASS.findall(kind) if name in self.classes), None)
-            return self._check(inner, value, place) if inner else None
-        literal = _LITERAL.search(kind)
-        rest = _LITERAL.sub("", kind).replace("Optional", "").replace("None", "").strip("[]| ")
-        if literal is None or rest or value is None:
+    def _value(self, field: Field, value: Any, place: str) -> Finding | None:
+        inner = class_of(field.type, self.classes) if isinstance(value, Mapping) else None
+        if inner:
+            return self._check(inner, value, place)
+        if self.line.order[self.types_since] > self.release.index:
             return None
-        choices = [item.strip().strip("'\"") for item in literal[1].split(",")]
-        if str(value) in choices:
+        version, known = self.release.requested, choices(field.type)
+        listed = names(field.type) if field.before and isinstance(value, str) else ()
+        if listed and value.upper() not in listed and value.lower() != "auto":
+            what = f"{value!r} is not valid in vLLM {version}"
+            return Finding(place, BAD_CHOICE, what, suggest(value.upper(), listed), "", self.release.exact)
+        if known is not None and not isinstance(value, (Mapping, list)):
+            near = _plain(value) if field.before else str(value)
+            if near in {_plain(item) if field.before else str(item) for item in known}:
+                return None
+            if value is None and takes_null(field.type):
+                return None
+            what = f"{token(value)} is not valid in vLLM {version}"
+            texts = [str(item) for item in known]
+            return Finding(place, BAD_CHOICE, what, suggest(value, texts), "", self.release.exact)
+        converted = field.before and isinstance(value, str) and not class_of(field.type, self.classes)
+        wrong = "" if converted else mismatch(field.type, value, field.limits, self.classes)
+        if not wrong:
             return None
-        what = f"{value!r} is not valid in vLLM {self.release.requested}"
-        return Finding(place, BAD_CHOICE, what, suggest(value, choices), "", self.release.exact)
+        what = f"{token(value)} is {wrong}, which vLLM {version} refuses"
+        return Finding(place, BAD_VALUE, what, "Correct the value.", "", self.release.exact)
+
+
+def _plain(value: Any) -> str:
+    """A choice as vLLM compares it where it reads any case, and dashes for underscores."""
+    return str(value).lower().replace("-", "_")

@@ -16,6 +16,7 @@ from typing import Any
 from ...module_utils.common.errors import FleetError, Problem, suggest
 from ...module_utils.common.versions import Release, Timeline, timeline
 from .config_keys import ConfigKeys
+from .engine_checks import Check, engine_checks
 from .env_vars import EnvTable, env_table
 from .flags import FlagTable, flag_table
 from .forks import Fork, Forks, parse_forks, renamed_settings
@@ -65,6 +66,7 @@ class Knowledge:
         self.root = root
         self._flags: dict[str, FlagTable] = {}
         self._env: dict[str, EnvTable] = {}
+        self._checks: dict[str, tuple[Check, ...]] = {}
 
     @functools.cached_property
     def line(self) -> Timeline:
@@ -110,7 +112,9 @@ class Knowledge:
             parser = self._yaml("vllm/parser.yml")
             classes = self._json("vllm/configs.json")["classes"]
             changes = fork.changes("configs") if fork else {}
-            configs = ConfigKeys(release, self.line, classes, parser["unknown_keys"], changes)
+            configs = ConfigKeys(
+                release, self.line, classes, parser["unknown_keys"], parser["json_types_since"], changes
+            )
             self._flags[version] = flag_table(
                 self._json("vllm/flags.json"), self.line, release, parser, configs, self.replacements, fork
             )
@@ -130,6 +134,21 @@ class Knowledge:
                 self._fork(release),
             )
         return self._env[version]
+
+    def engine_checks(self, version: str) -> tuple[Check, ...]:
+        """Return what a version checks when it configures its engine."""
+        if version not in self._checks:
+            self._checks[version] = engine_checks(self._json("vllm/checks.json"), self.flags(version))
+        return self._checks[version]
+
+    def quantization(self, release: Release) -> dict[str, Mapping[str, bool]]:
+        """Return the quantization methods of a release: whether ROCm runs each (rocm), and deprecated."""
+        data = self._json("vllm/quantization.json")
+        return {
+            name: {key: self.line.value(entry.get(key, ()), release.index, False) for key in data["defaults"]}
+            for name, entry in data["methods"].items()
+            if self.line.within(entry["present"], release.index)
+        }
 
     def book(self, version: str) -> SettingsBook:
         """Return the neutral settings for a version."""

@@ -18,7 +18,16 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog import load
 
 from catalog import regenerate
 from catalog.tools.forks import fork_tables
-from catalog.tools.packing import ENV_DEFAULTS, FIELD_DEFAULTS, FLAG_DEFAULTS, pack, read_json, unpack
+from catalog.tools.packing import (
+    CHECK_DEFAULTS,
+    ENV_DEFAULTS,
+    FIELD_DEFAULTS,
+    FLAG_DEFAULTS,
+    QUANTIZATION_DEFAULTS,
+    pack,
+    read_json,
+    unpack,
+)
 from catalog.tools.probe import MARKER, plain
 from catalog.tools.store import Store
 from tests.helpers.some import some
@@ -140,6 +149,8 @@ def test_what_a_plan_needs_of_one_release_takes_little_work(monkeypatch: pytest.
         ("env", "variables", "", ENV_DEFAULTS),
         ("configs", "classes", "fields", FIELD_DEFAULTS),
         ("bench", "commands", "flags", FLAG_DEFAULTS),
+        ("quantization", "methods", "", QUANTIZATION_DEFAULTS),
+        ("checks", "checks", "", CHECK_DEFAULTS),
     ],
 )
 def test_packing_loses_nothing(name: str, table: str, inner: str, defaults: dict[str, Any]) -> None:
@@ -157,7 +168,7 @@ def probe_of(root: Path, release: str) -> dict[str, Any]:
     line = Store(root).line()
     bench = read_json(root / "bench.json")["commands"]
     return {
-        "probe": 1,
+        "probe": 2,
         "version": release,
         "platform": "rocm",
         "python": "3.12.0",
@@ -166,9 +177,14 @@ def probe_of(root: Path, release: str) -> dict[str, Any]:
         "serve": unpack(line, read_json(root / "flags.json")["flags"], release, FLAG_DEFAULTS),
         "env": unpack(line, read_json(root / "env.json")["variables"], release, ENV_DEFAULTS),
         "configs": {
-            name: unpack(line, item["fields"], release, FIELD_DEFAULTS)
+            name: {"flags": item["flags"], "fields": fields}
             for name, item in read_json(root / "configs.json")["classes"].items()
+            if (fields := unpack(line, item["fields"], release, FIELD_DEFAULTS))
         },
+        "quantization": unpack(
+            line, read_json(root / "quantization.json")["methods"], release, QUANTIZATION_DEFAULTS
+        ),
+        "checks": unpack(line, read_json(root / "checks.json")["checks"], release, CHECK_DEFAULTS),
         "bench": {
             name: {
                 "engine_args": item["engine_args"],
