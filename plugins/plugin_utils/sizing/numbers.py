@@ -124,11 +124,14 @@ class ConfigNumbers:
 
 
 def integer(value: Any) -> int | None:
-    """Return a number as an integer, and the largest number of a list; None for anything else."""
+    """Return a number as an integer, and the largest number of a list; None for anything else.
+
+    Negative numbers stand for "none" in configs.
+    """
     if isinstance(value, list):
         found = [number for number in map(integer, value) if number is not None]
         return max(found, default=None)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 62:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1 << 62:
         return int(value)
     return None
 

@@ -21,7 +21,7 @@ from ..sizing.fit import EngineConfig, Fit, fit, refusals
 from ..sizing.kv_cache import CacheRules
 from ..sizing.shape import ModelShape, model_shape
 from . import attention
-from .memory_messages import FEW_REQUESTS, partition_too_small, too_large, unsure
+from .memory_messages import FEW_REQUESTS, doubled_batch, partition_too_small, too_large, unsure
 from .statements import StatementContext, quote_statements
 from .tune import OTHER_PLATFORMS, TargetGpu, TunedSettings
 
@@ -132,9 +132,12 @@ def _judged(
     claim = attention.claim(software, tuned, model.facts, engine, knowledge)
     found = fit(shape, engine, model.origin)
     step = _step(deployment, shape, engine, machine)
+    smaller = None if "--max-num-batched-tokens" in tuned.args else _smaller_batch(tuned, knowledge)
+    why = statement(knowledge.recipes, "doubled-batch")
+    batch = doubled_batch(smaller, shape, engine, found, f"{why.text} Source: {why.source}.")
     if not found.fits:
         more, doubts = too_large(deployment, shape, engine, found)
-        return Feasibility(found, more, doubts, attention=claim, step=step)
+        return Feasibility(found, more, (*doubts, *batch), attention=claim, step=step)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
     notes = (*found.notes, *_drafting(model.draft))
     said = quote_statements(
@@ -145,6 +148,7 @@ def _judged(
         (),
         (
             *unsure(deployment, engine, found),
+            *batch,
             *partition_too_small(machine, shape, engine, found),
         ),
         advice,
@@ -153,6 +157,11 @@ def _judged(
         claim,
         step,
     )
+
+
+def _smaller_batch(tuned: TunedSettings, knowledge: Knowledge) -> Any:
+    """Return the default of max_num_batched_tokens before this release made it larger, or None."""
+    return knowledge.rules("engine", tuned.release)["smaller_batch"] if tuned.context.engine == "V1" else None
 
 
 def _step(

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ...module_utils.common.errors import Problem
 from ..desired.actions import size as size_text
 from ..desired.deployment import Deployment
+from ..sizing.engine_config import GIB
 from ..sizing.fit import EngineConfig, Fit, fit, remedies
 from ..sizing.shape import ModelShape
 from .tune import TargetGpu
@@ -70,4 +73,25 @@ def partition_too_small(
         f"{machine.compute} leaves too little memory for this model's KV cache: it holds {found.max_concurrency:.1f} "
         "requests of "
         f"{found.max_model_len} tokens per instance; the whole GPU (SPX) would hold {whole.max_concurrency:.0f}",
+    )
+
+
+def doubled_batch(
+    smaller: Mapping[str, Any] | None, shape: ModelShape, engine: EngineConfig, found: Fit, why: str
+) -> tuple[str, ...]:
+    """Return the warning that a default which has grown can end the start, where the memory is tight with it.
+
+    smaller: the default before and the memory from which it has grown, None where it has not, or is not used. The
+    memory is tight if an estimate of activations that is half of what they take ends the start.
+    """
+    if smaller is None or engine.platform != "rocm" or engine.memory_bytes < smaller["memory_gib"] * GIB:
+        return ()
+    tokens = int(smaller["tokens"])
+    before = fit(shape, replace(engine, max_num_batched_tokens=tokens))
+    more = found.reserve_bytes - before.reserve_bytes
+    if more <= 0 or (found.certain and found.headroom_bytes >= found.reserve_bytes):
+        return ()
+    return (
+        f"{why} Here they take about {size_text(more)} more per GPU, and the memory is tight; write engine_args: "
+        f"{{max_num_batched_tokens: {tokens}}} (--max-num-batched-tokens {tokens})",
     )
