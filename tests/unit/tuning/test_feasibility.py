@@ -325,7 +325,7 @@ def test_an_unknown_architecture_is_a_range_and_neither_refused_nor_promised() -
     assert not whole.problems
     assert not whole.warnings
     assert any("Not known here: the architecture NewForCausalLM" in note for note in whole.notes)
-    part = verdict({**NEW, "num_hidden_layers": 320}, engine_args={"max_model_len": 8192})
+    part = verdict({**NEW, "num_hidden_layers": 385}, engine_args={"max_model_len": 8192})
     assert not part.problems
     assert (
         "whether a/b fits is not known: the architecture NewForCausalLM is not known here" in part.warnings[0]
@@ -356,9 +356,9 @@ def test_what_breaks_the_arithmetic_names_deployment_and_model(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("version", "args", "layers", "said"),
     [
-        ("0.33.0", {}, 350, True),
-        ("0.33.0", {"max_num_batched_tokens": 16384}, 350, False),
-        ("0.27.0", {}, 350, False),
+        ("0.33.0", {}, 385, True),
+        ("0.33.0", {"max_num_batched_tokens": 16384}, 385, False),
+        ("0.27.0", {}, 385, False),
         ("0.33.0", {}, 32, False),
     ],
 )
