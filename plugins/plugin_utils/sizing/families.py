@@ -98,7 +98,7 @@ FAMILIES: Mapping[str, Family] = {
     "mimo_v2": Family(sliding=True, router_correction=True),
     "mimo_v2_flash": Family(sliding=True, router_correction=True),
     "deepseek": _LLAMA,
-    "deepseek_v4": Family(router_correction=True, cache_between=(1.0, 6.0)),
+    "deepseek_v4": Family(router_correction=True, cache_between=(1.0, 16.0)),
     "glm_moe_dsa": Family(router_correction=True),
     "glm4_moe_lite": Family(router_correction=True),
     "glm": Family(defaults={"attention_bias": True}),

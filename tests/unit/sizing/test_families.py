@@ -58,9 +58,13 @@ def holds(between: FitRange, answer: dict[str, Any]) -> None:
 
 
 STATE_SPACES = ("mamba", "mamba2", "falcon_mamba")
+COMPRESSED = ("deepseek_v4",)
+"""Caches of a kind of their own, which no reading of numbers under common names finds."""
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if CASES[n]["config"]["model_type"] not in STATE_SPACES])
+@pytest.mark.parametrize(
+    "name", [n for n in CASES if CASES[n]["config"]["model_type"] not in (*STATE_SPACES, *COMPRESSED)]
+)
 def test_a_family_that_was_unknown_would_be_inside_its_range(name: str) -> None:
     """What is known is taken away: the same config under a model_type that nobody has."""
     case = CASES[name]
