@@ -35,6 +35,9 @@ _OTHER_MIXER = re.compile(
     r"mamba|ssm|state_size|conv|linear_(attn|key|num|value)|recurr|rwkv|retention|lightning|delta|hybrid|attn_type|"
     r"layer_type|block_type|pattern|_every|_interval|share|window|sliding|cla_|compress|local|mixer|skip"
 )
+_STATES = re.compile(
+    r"mamba|ssm|state_size|linear_(attn|key|num|value)|recurr|rwkv|retention|lightning|delta|compress"
+)
 _GATED = ("silu", "swish", "swiglu", "geglu", "swigluoai", "glu")
 
 
@@ -86,6 +89,11 @@ _KEPT = frozenset(
 def attention_share(n: ConfigNumbers) -> float:
     """Return the part of the layers that keep keys and values in the leanest case: all, if no key is against it."""
     return 0.1 if any(_OTHER_MIXER.search(name) for name, value in n.config.items() if value) else 1.0
+
+
+def keeps_states(n: ConfigNumbers) -> bool:
+    """Return whether layers may keep states, and share or lack the blocks that layers with attention have."""
+    return any(_STATES.search(name) for name, value in n.config.items() if value)
 
 
 def _set_experts(config: dict[str, Any], n: ConfigNumbers, pick: Any, found: Mapping[str, list[int]]) -> None:

@@ -32,7 +32,15 @@ _GEMMA3 = Family(
 )
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(output_bias=True),
+    "llama": Family(
+        output_bias=True,
+        defaults={
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
+    ),
     "mistral": Family(sliding=True),
     "ministral": Family(sliding=True),
     "mistral3": Family(),

@@ -105,10 +105,7 @@ def _mixer_by_rule(n: ConfigNumbers, family: Family, model_type: str, index: int
         chunk = n.get("attention_chunk_size")
         return Kind("chunked", chunk=chunk) if local and chunk else Kind("full")
     window = n.get("sliding_window", "sliding_window_size")
-    switched = (
-        n.flag("use_sliding_window", default=family.sliding) or model_type == "mimo"
-    )  # which ignores the switch
-    if not window or not switched:
+    if not window or not n.flag("use_sliding_window", default=family.sliding):
         return Kind("full")
     pattern = n.items("hybrid_layer_pattern")
     if pattern:

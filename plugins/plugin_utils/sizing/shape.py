@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .bounds import attention_share, large, lean
+from .bounds import attention_share, keeps_states, large, lean
 from .build import build
 from .checkpoint import CheckpointSize, checkpoint_size
 from .families import FAMILIES
@@ -26,6 +26,8 @@ _FILES_BETWEEN = (0.8, 1.15)
 """What a model of unknown layers loads of its files: not all of them, or some of it on each rank."""
 _READINGS_BETWEEN = (0.9, 1.15)
 """By how much real weights of an unknown architecture can be off its leanest and its largest reading."""
+_WITH_STATES = 0.5
+"""What layers that keep states have at least of the weights of layers with attention and a block."""
 _TOWER_BETWEEN = (0.0, 3.0)
 """What a tower takes of its estimate; the largest case has a projector beside it."""
 _PROJECTOR = 1 << 29
@@ -136,7 +138,11 @@ def _between(
         unsure = f"the architecture {names[0]}"
     elif family.cache_between != (1.0, 1.0):
         times = round(family.cache_between[1])
-        pair = (shape, replace(shape, layers=tuple(_kept(layer, times) for layer in shape.layers)))
+        more = tuple(_kept(layer, times) for layer in shape.layers)
+        pair = (
+            replace(shape, factor=0.97 * shape.factor),
+            replace(shape, layers=more, factor=1.03 * shape.factor),
+        )
         unsure = f"how vLLM lays out the KV cache of {names[0]}"
     elif not shape.known:
         pair, unsure = (shape, shape), "the format of the quantized weights"
@@ -148,7 +154,8 @@ def _between(
         pair = (replace(pair[0], factor=0.25), pair[1])
     low, high = pair
     if tower and shape.checkpoint is None:
-        low = replace(low, other_bytes=int(_TOWER_BETWEEN[0] * tower))
+        said = any(isinstance(part.get("tie_word_embeddings"), bool) for part in (config, text))
+        low = replace(low, other_bytes=int(_TOWER_BETWEEN[0] * tower), tied=low.tied or not said)
         high = replace(high, other_bytes=int(_TOWER_BETWEEN[1] * tower) + _PROJECTOR)
     if shape.checkpoint and not shape.known:
         said = any(part.get(name) for part in (config, text) for name in ("dtype", "torch_dtype"))
@@ -167,10 +174,11 @@ def _readings(
     small, big = (build(config, text, *read, shape.model_type, quantized) for read in (lean(n), large(n)))
     kept = max(1, round(attention_share(n) * len(small.layers)))
     few = (*small.layers[:kept], *(replace(layer, caches=()) for layer in small.layers[kept:]))
-    more = -(-len(big.layers) // 10)
-    many = (*(_kept(layer, 2) for layer in big.layers[:more]), *big.layers[more:])
+    states = keeps_states(n)
+    more = len(big.layers) if states else -(-len(big.layers) // 10)
+    many = (*(_kept(layer, 4 if states else 2) for layer in big.layers[:more]), *big.layers[more:])
     # An unknown format of quantized weights has 4 bits at least.
-    least = _READINGS_BETWEEN[0] * (1.0 if quantized.known else 0.25)
+    least = _READINGS_BETWEEN[0] * (1.0 if quantized.known else 0.25) * (_WITH_STATES if states else 1.0)
     return (
         replace(small, known=False, layers=few, checkpoint=shape.checkpoint, factor=least),
         replace(big, known=False, layers=many, checkpoint=shape.checkpoint, factor=_READINGS_BETWEEN[1]),

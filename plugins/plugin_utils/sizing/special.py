@@ -50,7 +50,8 @@ def _named(matrices: Matrices, old: str, new: str) -> Matrices:
 
 def minicpm3(n: ConfigNumbers, family: Family, model_type: str) -> tuple[Layer, ...]:
     """Latent attention that vLLM runs as attention with many heads; values are padded to the keys' size."""
-    found, _unused = latent_attention(n)
+    usual = {"v_head_dim": n.hidden // max(1, n.heads)}
+    found, _unused = latent_attention(ConfigNumbers({**usual, **n.config}))
     size = n.get("qk_nope_head_dim") + n.get("qk_rope_head_dim")
     matrices = [matrix for matrix in found if matrix.stored]
     matrices += [*mlp("mlp", n.hidden, n.intermediate), vector("norms", 2 * n.hidden)]
