@@ -96,6 +96,16 @@ def keeps_states(n: ConfigNumbers) -> bool:
     return any(_STATES.search(name) for name, value in n.config.items() if value)
 
 
+def _one_block(n: ConfigNumbers) -> bool:
+    """Return whether a key says what block each layer is: then a layer can be attention, or a state, and no more."""
+    return any(
+        isinstance(value, (str, list))
+        and value
+        and re.search(r"override_pattern|block_type|block_pattern", name)
+        for name, value in n.config.items()
+    )
+
+
 def _set_experts(config: dict[str, Any], n: ConfigNumbers, pick: Any, found: Mapping[str, list[int]]) -> None:
     """Set number, width and place of the experts, if the model has any."""
     for name in [name for name in config if _EXPERTS.search(name) and not _NOT_EXPERTS.search(name)]:
@@ -106,7 +116,7 @@ def _set_experts(config: dict[str, Any], n: ConfigNumbers, pick: Any, found: Map
     if pick is max:
         widths = [*widths, *found["widths"]] if not found["expert_widths"] else widths
     placed = [name for name in config if _SWITCH.search(name) or name == "mlp_layer_types"]
-    every = 2 if pick is min and placed else 1
+    every = (3 if _one_block(n) else 2 if placed else 1) if pick is min else 1
     for name in placed:
         del config[name]
     config.update(

@@ -131,9 +131,16 @@ def mixture(n: ConfigNumbers, family: Family) -> Matrices:
     if n.config.get("topk_method") == "noaux_tc" or family.router_correction or n.flag("use_routing_bias"):
         result.append(vector("mlp.gate.e_score_correction_bias", experts))
     sides = ("gate_proj", "up_proj") if family.gated else ("up_proj",)
+    narrow = n.get("moe_latent_size")  # experts of Nemotron-3 Super work on a projection of the hidden state
+    if narrow:
+        result += [
+            *linear("mlp.fc1_latent_proj", narrow, hidden),
+            *linear("mlp.fc2_latent_proj", hidden, narrow),
+        ]
+    outer = narrow or hidden
     for side in sides:
-        result += linear(f"mlp.experts.0.{side}", inner, hidden, OUT, bias, experts=experts)
-    result += linear("mlp.experts.0.down_proj", hidden, inner, IN, bias, experts=experts)
+        result += linear(f"mlp.experts.0.{side}", inner, outer, OUT, bias, experts=experts)
+    result += linear("mlp.experts.0.down_proj", outer, inner, IN, bias, experts=experts)
     count = n.get("n_shared_experts", "num_shared_experts", "num_shared_expert")
     shared = n.get(
         "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", default=count * inner

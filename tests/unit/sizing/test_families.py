@@ -50,6 +50,15 @@ def test_a_family_is_as_vllm_builds_it(name: str) -> None:
         holds(found.between, answer)
 
 
+def test_what_was_recorded_covers_many_architectures() -> None:
+    """Sixty and more that the older record of small models does not have, a part of them on two ranks."""
+    older = json.loads((ROOT / "tests/data/fit/cpu_0.32.0.json").read_text())["cases"]
+    new = {(name, case["tp"]) for case in CASES.values() for name in case["config"]["architectures"]}
+    new -= {(name, tp) for case in older for name in case["config"]["architectures"] for tp in (1, 2)}
+    assert len({name for name, _ in new}) >= 60
+    assert len({name for name, tp in new if tp == 2}) >= 15
+
+
 def holds(between: FitRange, answer: dict[str, Any]) -> None:
     low, high = between.weights_bytes_per_gpu
     assert low <= answer["weights_bytes"] <= high
