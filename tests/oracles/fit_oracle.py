@@ -5,6 +5,8 @@ Run by a Python that has vLLM (the lab's image); needs nothing of this repositor
 
     python fit_oracle.py [--start] < cases.json > answers.json
 
+Multimodal models need torchvision and pycountry beside it, on PYTHONPATH. Recorded answers are cases too.
+
 A case is {"name", "config": a config.json, "tp", "pp", "engine": keyword arguments of vLLM's EngineArgs, "kv_bytes"}.
 It comes back with "answer": what was found, or {"error"}. vLLM's own code does all of it: its config, its model
 class with weights that are allocated and not filled, the layers' KV cache specs, get_kv_cache_configs. Parallel
@@ -14,6 +16,7 @@ ranks are processes with gloo between them. With --start an engine is started fo
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import json
 import multiprocessing
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 ENVIRONMENT = {
@@ -35,6 +39,24 @@ ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 
+
+PATIENCE = 1800
+"""Seconds for one case: a busy machine needs minutes to import vLLM."""
+
+OWN_CODE: dict[str, tuple[str, dict[str, Any]]] = {
+    "PanguEmbedded": ("LlamaConfig", {}),
+    "bailing_moe": ("LlamaConfig", {}),
+    "bailing_moe_v2": ("LlamaConfig", {}),
+    "exaone": ("LlamaConfig", {}),
+    "internlm2": ("LlamaConfig", {}),
+    "internlm3": ("LlamaConfig", {}),
+    "mimo": ("Qwen2Config", {}),
+    "minicpm": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "minicpm3": ("LlamaConfig", {"tie_word_embeddings": True, "v_head_dim": 64}),
+    "orion": ("LlamaConfig", {}),
+    "solar": ("LlamaConfig", {}),
+}
+"""Model types whose checkpoints bring their config class with them: the class that theirs is like, and its defaults."""
 
 LINE = re.compile(
     r"KV cache size: ([\d,]+) tokens, Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x"
@@ -50,7 +72,8 @@ def measure(case: dict[str, Any], directory: Path, rank: int) -> dict[str, Any]:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    (directory / "config.json").write_text(json.dumps(case["config"]))
+    _, defaults = OWN_CODE.get(case["config"]["model_type"], ("", {}))
+    (directory / "config.json").write_text(json.dumps({**defaults, **case["config"]}))
     tp, pp = case.get("tp", 1), case.get("pp", 1)
     arguments = {"skip_tokenizer_init": True, "load_format": "dummy", "enforce_eager": True, **case["engine"]}
     config = EngineArgs(
@@ -64,6 +87,7 @@ def measure(case: dict[str, Any], directory: Path, rank: int) -> dict[str, Any]:
         weights = sum({id(tensor): tensor.nbytes for tensor in model.parameters()}.values()) + absorbed(
             config
         )
+        del model
         ranks: list[Any] = [None] * (tp * pp)
         torch.distributed.all_gather_object(ranks, (weights, specs(config)))
         return {
@@ -82,7 +106,7 @@ def absorbed(config: Any) -> int:
     for layer in get_layers_from_vllm_config(config, MLAAttention).values():
         layer.kv_b_proj.weight.data.zero_()
         layer.process_weights_after_loading(config.model_config.dtype)
-        made += layer.W_UV.nbytes + layer.W_UK_T.nbytes
+        made += sum(getattr(layer, name).nbytes for name in ("W_UV", "W_UK_T") if hasattr(layer, name))
     return made
 
 
@@ -130,12 +154,49 @@ def cache(config: Any, ranks: list[dict[str, Any]], available: int) -> dict[str,
     }
 
 
+def level() -> None:
+    """Make every machine answer alike, also for what only GPUs run.
+
+    For some CPUs vLLM has other block and state sizes. Sparse attention has no CPU kernel, and the size of its caches
+    does not come from the kernel; nor have experts without a gate. A torchvision whose operators do not load is enough
+    to read image processors.
+    """
+    import torch
+
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float limit) -> Tensor")
+    import transformers
+    from vllm.model_executor.layers.fused_moe import config as mixtures
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+    from vllm.model_executor.models import registry
+    from vllm.platforms.cpu import CpuPlatform
+
+    torch.cpu._is_avx512_bf16_supported = lambda: False  # type: ignore[attr-defined]
+    torch.cpu._is_amx_tile_supported = lambda: False  # type: ignore[attr-defined]
+    torch.cuda.Event = torch.cuda.Stream = object  # type: ignore[assignment,misc]
+    registry._run_in_subprocess = lambda function: function()
+    backend = CpuPlatform.get_attn_backend_cls.__func__  # type: ignore[attr-defined]
+
+    def dense(cls: Any, selected: Any, attn_selector_config: Any, num_heads: Any = None) -> Any:
+        return backend(cls, selected, attn_selector_config._replace(use_sparse=False), num_heads)
+
+    CpuPlatform.get_attn_backend_cls = classmethod(dense)
+    mixtures.current_platform = type("Any", (CpuPlatform,), {"is_xpu": lambda self: True})()
+    for check in ("_supports_no_act_and_mul", "_supports_activation"):
+        setattr(CPUUnquantizedExperts, check, staticmethod(lambda *_: True))
+    for name, (base, _) in OWN_CODE.items():
+        renamed = {"num_hidden_layers": "num_layers"} if name == "exaone" else {}
+        made = type(name, (getattr(transformers, base),), {"model_type": name, "attribute_map": renamed})
+        transformers.AutoConfig.register(name, made, exist_ok=True)
+
+
 def run(cases: list[dict[str, Any]], world: int, rank: int, port: int, queue: Any) -> None:
     """Answer the cases of this many ranks, one after the other; what libraries print goes to stderr."""
     os.dup2(2, 1)
     os.environ.update(
         ENVIRONMENT, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world)
     )
+    level()
     from vllm.distributed import parallel_state
     from vllm.platforms import current_platform
 
@@ -147,6 +208,7 @@ def run(cases: list[dict[str, Any]], world: int, rank: int, port: int, queue: An
                 answer = measure(case, Path(scratch), rank)
             except Exception:
                 answer = {"error": traceback.format_exc(limit=-4)}
+        gc.collect()
         if rank == 0:
             queue.put((case["name"], answer))
 
@@ -180,10 +242,26 @@ def _world(case: dict[str, Any]) -> int:
     return int(case["tp"] * case["pp"])
 
 
+def _next(queue: Any, ranks: list[Any]) -> tuple[str, Any]:
+    """The next answer; an error if a rank has ended without one, or after PATIENCE."""
+    for _ in range(PATIENCE):
+        try:
+            name, answer = queue.get(timeout=1)
+        except Empty:
+            if any(process.exitcode for process in ranks):
+                break
+        else:
+            return name, answer
+    for process in ranks:
+        process.terminate()
+    raise RuntimeError("a rank ended, or waited too long, without an answer")
+
+
 def answers(cases: list[dict[str, Any]]) -> dict[str, Any]:
     """What measure() finds, by the cases' names."""
     found: dict[str, Any] = {}
     spawn = multiprocessing.get_context("spawn")
+    os.environ["VLLM_DIST_IDENT"] = str(os.getpid())
     for world in sorted({_world(case) for case in cases}):
         chosen = [case for case in cases if _world(case) == world]
         queue = spawn.Queue()
@@ -194,7 +272,7 @@ def answers(cases: list[dict[str, Any]]) -> dict[str, Any]:
         for process in ranks:
             process.start()
         for _ in chosen:
-            name, answer = queue.get(timeout=180)
+            name, answer = _next(queue, ranks)
             found[name] = answer
         for process in ranks:
             process.join()
@@ -203,7 +281,8 @@ def answers(cases: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Read cases, write them with their answers, one per line."""
-    cases = json.load(sys.stdin)
+    given = json.load(sys.stdin)
+    cases = given["cases"] if isinstance(given, dict) else given
     started = "--start" in sys.argv[1:]
     found = {case["name"]: start(case) for case in cases} if started else answers(cases)
     key = "logged" if started else "answer"

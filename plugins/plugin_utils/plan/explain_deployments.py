@@ -172,13 +172,27 @@ def _division(deployment: Deployment) -> str:
 
 
 def _memory(fit: Fit, sharing: int) -> str:
-    # The reserve for activations and graphs is an estimate in any case; with a guessed shape, so is all of it.
-    guess = "" if fit.basis == "exact" else ", a rough estimate"
+    # The reserve for activations and graphs is an estimate in any case.
     unit = f"per instance, {COUNTS[sharing]} on each GPU:" if sharing > 1 else "per GPU"
+    if fit.between is None:
+        guess = "" if fit.basis == "exact" else ", as far as config.json says it"
+        return (
+            f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and about {size(fit.kv_cache_bytes)} of KV cache"
+            f"{guess}: {fit.kv_cache_tokens:,} tokens, {fit.max_concurrency:.1f} requests of {fit.max_model_len:,} "
+            "tokens at once"
+        )
+    low, high = fit.between.max_concurrency
     return (
-        f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and about {size(fit.kv_cache_bytes)} of KV cache{guess}: "
-        f"{fit.kv_cache_tokens:,} tokens, {fit.max_concurrency:.1f} requests of {fit.max_model_len:,} tokens at once"
+        f"{unit} {_span(*map(size, fit.between.weights_bytes_per_gpu))} of weights and "
+        f"{_span(*map(size, fit.between.kv_cache_bytes))} of KV cache: "
+        f"{_span(*(f'{tokens:,}' for tokens in fit.between.kv_cache_tokens))} tokens, "
+        f"{_span(f'{low:.1f}', f'{high:.1f}')} requests of {fit.max_model_len:,} tokens at once. It is a range, as "
+        f"{fit.between.unsure} is not known here"
     )
+
+
+def _span(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
 
 
 def _words(instance: Instance, name: str) -> str:

@@ -1,54 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traits of model families that config.json omits because the model's code has them: norms, biases and blocks.
+"""List the families of models whose layers are known, by model_type.
 
-Source: the model classes and config defaults of transformers and vllm/model_executor/models/*.py.
+Source: the model classes and config defaults of transformers and vllm/model_executor/models/*.py. What no trait
+expresses is in special.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-
-@dataclass(frozen=True)
-class Family:
-    """The traits of a model type.
-
-    Attributes:
-        tied: input and output embeddings are one matrix unless the config says otherwise.
-        qk_norm: "" for none, "head" for one per head size, "all" for one over all heads; "optional" and "heads" are the
-            same two, if the config enables them.
-        norms: number per layer; with norm_bias each has a bias.
-        sliding: sliding attention is used even if the config's own switch is absent; every period-th layer is a full
-            one.
-        expert_bias: experts and router have biases.
-        shared_gate: the shared experts have a gate.
-        shared_is_intermediate: a shared expert has the width intermediate_size.
-        head_everywhere: vLLM's class creates the output layer on every pipeline stage.
-        defaults: values of keys that published configs omit.
-    """
-
-    tied: bool = False
-    gated: bool = True
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    norms: int = 2
-    norm_bias: bool = False
-    qk_norm: str = ""
-    sinks: bool = False
-    expert_bias: bool = False
-    router_correction: bool = False
-    shared_gate: bool = False
-    shared_is_intermediate: bool = False
-    sliding: bool = False
-    period: int = 0
-    head_bias: bool = False
-    head_everywhere: bool = False
-    defaults: Mapping[str, int] = field(default_factory=dict)
-
+from .family import Family
 
 _LLAMA = Family()
+_ALL_BIASES = Family(gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, norm_bias=True)
+_QWEN3_5 = Family(qk_norm="head", shared_gate=True)
 _GEMMA3 = Family(
     tied=True,
     norms=4,
@@ -66,7 +32,15 @@ _GEMMA3 = Family(
 )
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(output_bias=True),
+    "llama": Family(
+        output_bias=True,
+        defaults={
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
+    ),
     "mistral": Family(sliding=True),
     "ministral": Family(sliding=True),
     "mistral3": Family(),
@@ -123,5 +97,101 @@ FAMILIES: Mapping[str, Family] = {
         gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, norm_bias=True, tied=True, sliding=True
     ),
     "seed_oss": Family(),
+    "qwen": Family(qkv_bias=True),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5,
+    "mimo": Family(qkv_bias=True),
+    "mimo_v2": Family(sliding=True, router_correction=True),
+    "mimo_v2_flash": Family(sliding=True, router_correction=True),
+    "deepseek": _LLAMA,
+    "deepseek_v4": Family(router_correction=True, cache_between=(1.0, 16.0)),
+    "glm_moe_dsa": Family(router_correction=True),
+    "glm4_moe_lite": Family(router_correction=True),
+    "glm": Family(defaults={"attention_bias": True}),
+    "glm4": Family(norms=4, defaults={"attention_bias": True}),
+    "chatglm": Family(
+        reads={"intermediate_size": "ffn_hidden_size"},
+        defaults={"multi_query_attention": True, "add_qkv_bias": True},
+    ),
+    "kimi_linear": Family(
+        router_correction=True,
+        reads={"n_shared_experts": "num_shared_experts", "num_experts_per_tok": "num_experts_per_token"},
+    ),
+    "longcat_flash": Family(
+        router_correction=True,
+        reads={"intermediate_size": "ffn_hidden_size", "moe_intermediate_size": "expert_ffn_hidden_size"},
+    ),
+    "minimax_m2": Family(qk_norm="all"),
+    "minimax_m3_vl_text": Family(
+        qk_norm="head",
+        reads={
+            "intermediate_size": "dense_intermediate_size",
+            "moe_intermediate_size": "intermediate_size",
+            "index_head_dim": "sparse_attention_config.sparse_index_dim",
+            "index_n_heads": "sparse_attention_config.sparse_num_index_heads",
+            "index_layers": "sparse_attention_config.sparse_attention_freq",
+        },
+    ),
+    "step3_text": Family(
+        reads={
+            "num_experts": "moe_num_experts",
+            "num_experts_per_tok": "moe_top_k",
+            "max_position_embeddings": "max_position_embedding",
+            "shared_expert_intermediate_size": "share_expert_dim",
+        },
+    ),
+    "dbrx": Family(
+        reads={
+            "num_key_value_heads": "attn_config.kv_n_heads",
+            "intermediate_size": "ffn_config.ffn_hidden_size",
+            "num_experts": "ffn_config.moe_num_experts",
+            "num_experts_per_tok": "ffn_config.moe_top_k",
+        },
+    ),
+    "ernie4_5": Family(tied=True),
+    "ernie4_5_moe": Family(
+        tied=True, router_correction=True, reads={"num_shared_experts": "moe_num_shared_experts"}
+    ),
+    "hunyuan_v1_dense": Family(qk_norm="head"),
+    "hy_v3": Family(qk_norm="optional", router_correction=True),
+    "exaone": _LLAMA,
+    "exaone4": Family(qk_norm="head", sliding=True, period=4),
+    "exaone_moe": Family(qk_norm="head", sliding=True, period=4, router_correction=True),
+    "smollm3": Family(tied=True),
+    "apertus": Family(gated=False, qk_norm="head"),
+    "arcee": Family(gated=False),
+    "nemotron": Family(gated=False, norm_bias=True, output_bias=True),
+    "olmo": Family(norms=0),
+    "olmoe": Family(qk_norm="all"),
+    "stablelm": Family(norm_bias=True),
+    "ministral3": Family(),
+    "internlm2": Family(),
+    "internlm3": Family(output_bias=True),
+    "baichuan": Family(),
+    "orion": Family(norm_bias=True),
+    "minicpm": Family(tied=True),
+    "minicpm3": Family(tied=True),
+    "dots1": Family(qk_norm="head"),
+    "helium": Family(),
+    "granitemoeshared": Family(tied=True, head_everywhere=True),
+    "lfm2": Family(tied=True, qk_norm="head"),
+    "lfm2_moe": Family(tied=True, qk_norm="head", router_correction=True),
+    "gemma3n_text": Family(tied=True, norms=4, qk_norm="head"),
+    "gemma4_text": Family(tied=True, norms=4, qk_norm="head", sliding=True, period=6),
+    "opt": replace(_ALL_BIASES, tied=True, positions=2),
+    "gpt2": replace(_ALL_BIASES, tied=True, positions=0),
+    "gpt_bigcode": replace(_ALL_BIASES, tied=True, positions=0, defaults={"multi_query": True}),
+    "gpt_neox": _ALL_BIASES,
+    "gptj": Family(gated=False, mlp_bias=True, norms=1, norm_bias=True, head_bias=True),
+    "bloom": replace(_ALL_BIASES, tied=True, embedding_norm=True),
+    "mpt": Family(gated=False, tied=True, reads={"num_key_value_heads": "attn_config.kv_n_heads"}),
+    "falcon": Family(
+        gated=False, tied=True, output_bias=True, norm_bias=True, defaults={"multi_query": True}
+    ),
+    "mamba": Family(tied=True, norms=1, state_only="mamba1"),
+    "falcon_mamba": Family(tied=True, norms=1, state_only="mamba1"),
+    "mamba2": Family(norms=1, state_only="mamba2"),
 }
 """Families by model_type of the text model."""

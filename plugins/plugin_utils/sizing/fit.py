@@ -8,10 +8,10 @@ what its profiling run measures is estimated (engine_config.reserve_bytes).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from .engine_config import GIB, EngineConfig, graph_bytes, reserve_bytes
+from .fit_result import ESTIMATED, EXACT, Fit, FitRange
 from .kv_cache import CachePlan, element_bytes, plan
 from .layers import Layer
 from .shape import ModelShape
@@ -20,51 +20,9 @@ from .weights import cdiv, matrix_bytes, padded_vocabulary
 
 __all__ = ["EngineConfig", "Fit", "fit", "refusals", "remedies", "smallest_tp"]
 
-EXACT, ESTIMATED = "exact", "estimated"
 HUB, GIVEN = "the repository's config.json", "model_config"
 CATALOGUE = "the catalogue, by the model's name, as its config.json is not known yet"
 """Possible origins of a shape, for fit()."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How a model fits one GPU or partition of the instance.
-
-    Attributes:
-        kv_bytes_per_token: of the largest pipeline stage, before rounding to blocks.
-        kv_cache_tokens, max_concurrency: as in vLLM's log.
-        headroom_bytes: memory left after weights, reserve and one request of max_model_len; negative if memory is
-            missing.
-        basis: of weights and KV cache per token: "exact" if the architecture is known, else "estimated".
-        reserve_bytes: always an estimate, and so is the cache size that results from it; `notes` say so.
-    """
-
-    fits: bool
-    weights_bytes_per_gpu: int
-    kv_bytes_per_token: int
-    kv_cache_bytes: int
-    kv_cache_tokens: int
-    max_concurrency: float
-    max_model_len: int
-    reserve_bytes: int
-    headroom_bytes: int
-    basis: str
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields for plan.json."""
-        return {
-            "fits": self.fits,
-            "weights_bytes_per_gpu": self.weights_bytes_per_gpu,
-            "kv_bytes_per_token": self.kv_bytes_per_token,
-            "kv_cache_bytes": self.kv_cache_bytes,
-            "kv_cache_tokens": self.kv_cache_tokens,
-            "max_concurrency": round(self.max_concurrency, 2),
-            "max_model_len": self.max_model_len,
-            "reserve_bytes": self.reserve_bytes,
-            "headroom_bytes": self.headroom_bytes,
-            "basis": self.basis,
-        }
 
 
 def stages(layers: Sequence[Layer], pp: int) -> list[Sequence[Layer]]:
@@ -101,7 +59,7 @@ def stage_weights(model: ModelShape, engine: EngineConfig) -> tuple[int, ...]:
         if model.head and not model.tied and (last or model.head_everywhere):
             total += matrix_bytes(padded_vocabulary(model.head), element, part)
         if index == 0:
-            total += model.other_bytes
+            total += model.other_bytes + sum(matrix_bytes(matrix, element, part) for matrix in model.before)
         result.append(int(total * model.factor) + engine.draft_bytes_per_gpu)
     return tuple(result)
 
@@ -111,6 +69,23 @@ def fit(model: ModelShape, engine: EngineConfig, origin: str = "") -> Fit:
 
     origin: the source of the model's shape, for the notes.
     """
+    found = _fit(model, engine, origin)
+    if model.between is None or model.missing:
+        return found
+    cases = [found, *(_fit(case, engine, "") for case in model.between)]
+    weights, sizes, tokens, requests = (
+        [getattr(case, name) for case in cases]
+        for name in ("weights_bytes_per_gpu", "kv_cache_bytes", "kv_cache_tokens", "max_concurrency")
+    )
+    between = FitRange(
+        (min(weights), max(weights)), (min(sizes), max(sizes)), (min(tokens), max(tokens)),
+        (min(requests), max(requests)), all(case.fits for case in cases), model.unsure,
+    )  # fmt: skip
+    room = max(case.headroom_bytes for case in cases)
+    return replace(found, fits=room >= 0, headroom_bytes=room, basis=ESTIMATED, between=between)
+
+
+def _fit(model: ModelShape, engine: EngineConfig, origin: str) -> Fit:
     weights = stage_weights(model, engine)
     reserve = reserve_bytes(model, engine)
     available = _available(engine, weights, reserve)
@@ -210,8 +185,10 @@ def _notes(model: ModelShape, engine: EngineConfig) -> tuple[str, ...]:
         notes.append(
             f"In this release graphs need memory beyond gpu_memory_utilization, which leaves {outside / GIB:.1f} GiB"
         )
-    if not model.known and not model.missing:
-        notes.append("The layers of this architecture or quantization are unknown: sizes are estimates")
+    if model.unsure:
+        notes.append(
+            f"Not known here: {model.unsure}. Sizes are given as a range that holds them; vLLM's log says them exactly"
+        )
     return tuple(notes)
 
 

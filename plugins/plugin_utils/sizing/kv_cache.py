@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from .layers import Cache, Layer, State
+from .layers import Cache, Layer
+from .states import State
 from .weights import cdiv
 
 FULL, SLIDING, CHUNKED, STATE = "full", "sliding", "chunked", "state"
@@ -162,10 +163,12 @@ Placed = tuple[int, Union[Cache, State]]
 
 
 def _aligned(caches: Sequence[Placed], how: CacheLayout) -> CacheLayout:
-    """Return the layout with blocks enlarged so that an attention page holds a state, if there are states."""
+    """Return the layout with blocks enlarged so that an attention page holds a state, if a model has both."""
     states = [state_bytes(cache, how) for _unused, cache in caches if isinstance(cache, State)]
     tokens = [token_bytes(cache, how) for _unused, cache in caches if isinstance(cache, Cache)]
-    if not states or not tokens:
+    if not tokens:  # without attention there is no prefix caching, and so no copies of states
+        return replace(how, states=NO_COPIES)
+    if not states:
         return how
     block = how.block_size * cdiv(max(states), how.block_size * max(tokens))
     return replace(how, block_size=max(how.block_size, block))

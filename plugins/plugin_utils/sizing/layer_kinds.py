@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .families import Family
-from .layers import ConfigNumbers
+from .family import Family
+from .numbers import ConfigNumbers
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,10 @@ class Kind:
 
     Attributes:
         mixer: full, sliding, chunked, latent, or "" without attention.
-        state: mamba1, mamba2, delta, or "".
+        state: mamba1, mamba2, delta, conv, or "".
         block: mlp, experts, or "".
         inner: width of the feed-forward block, or of the dense block next to experts.
-        kv_heads: of this layer; 0 for the model's.
+        heads, kv_heads, key, value: attention heads and their sizes in this layer; 0 for the model's.
         cached: False if the layer reads another layer's keys and values.
     """
 
@@ -28,7 +28,11 @@ class Kind:
     inner: int = 0
     window: int = 0
     chunk: int = 0
+    heads: int = 0
     kv_heads: int = 0
+    key: int = 0
+    value: int = 0
+    sinks: bool = False
     cached: bool = True
 
 
@@ -37,13 +41,15 @@ def layer_kinds(n: ConfigNumbers, family: Family, model_type: str) -> tuple[Kind
     pattern = n.config.get("hybrid_override_pattern") if model_type.startswith("nemotron_h") else None
     if isinstance(pattern, str) and pattern:
         return tuple(_pattern(letter, n) for letter in pattern)
+    if family.state_only:
+        return (Kind(state=family.state_only),) * n.layers
     mixers = [_mixer(n, family, model_type, index) for index in range(n.layers)]
     shared = n.get("num_kv_shared_layers")
     return tuple(
         replace(
             mixer,
             cached=index < n.layers - shared,
-            block="experts" if _has_experts(n, model_type, index) else "mlp",
+            block="experts" if has_experts(n, model_type, index) else "mlp",
             inner=_inner(n, model_type, index),
         )
         for index, mixer in enumerate(mixers)
@@ -62,8 +68,12 @@ def _pattern(letter: str, n: ConfigNumbers) -> Kind:
 def _mixer(n: ConfigNumbers, family: Family, model_type: str, index: int) -> Kind:
     if n.get("kv_lora_rank"):
         return Kind("latent")
+    if n.items("full_attn_idxs") and not n.items("layer_types"):
+        return Kind("full") if index in n.items("full_attn_idxs") else Kind(state="conv")
     types = n.items("layer_types") or n.items("layers_block_type")
     name = str(types[index]) if index < len(types) else ""
+    if name == "conv":
+        return Kind(state="conv")
     if name in ("mamba", "mamba2"):
         return Kind(state="mamba2" if n.get("mamba_n_heads", "mamba_num_heads") else "mamba1")
     if name == "linear_attention":
@@ -94,9 +104,12 @@ def _mixer_by_rule(n: ConfigNumbers, family: Family, model_type: str, index: int
         local = bool(rope[index]) if rope else (index + 1) % 4 != 0
         chunk = n.get("attention_chunk_size")
         return Kind("chunked", chunk=chunk) if local and chunk else Kind("full")
-    window = n.get("sliding_window")
+    window = n.get("sliding_window", "sliding_window_size")
     if not window or not n.flag("use_sliding_window", default=family.sliding):
         return Kind("full")
+    pattern = n.items("hybrid_layer_pattern")
+    if pattern:
+        return _own_window(n) if index < len(pattern) and pattern[index] == 1 else Kind("full")
     period = n.get("sliding_window_pattern", "_sliding_window_pattern", default=family.period)
     if period and (index + 1) % period == 0:
         return Kind("full")
@@ -105,27 +118,57 @@ def _mixer_by_rule(n: ConfigNumbers, family: Family, model_type: str, index: int
     return Kind("sliding", window=window)
 
 
-def _has_experts(n: ConfigNumbers, model_type: str, index: int) -> bool:
+def _own_window(n: ConfigNumbers) -> Kind:
+    """Return a layer of sliding attention that has heads of its own, as in MiMo-V2."""
+    return Kind(
+        "sliding",
+        window=n.get("sliding_window_size", "sliding_window"),
+        heads=n.get("swa_num_attention_heads"),
+        kv_heads=n.get("swa_num_key_value_heads"),
+        key=n.get("swa_head_dim"),
+        value=n.get("swa_v_head_dim"),
+        sinks=n.flag("add_swa_attention_sink_bias"),
+    )
+
+
+def has_experts(n: ConfigNumbers, model_type: str, index: int) -> bool:
     if n.experts < 2:
         return False
     if model_type == "jamba":
         period, offset = n.get("expert_layer_period", default=2), n.get("expert_layer_offset", default=1)
         return index % period == offset
-    if index in n.items("mlp_only_layers") or index < n.get("first_k_dense_replace"):
+    kinds = n.items("mlp_layer_types")
+    if kinds:
+        return index < len(kinds) and kinds[index] == "sparse"
+    if index in n.items("mlp_only_layers") or index < n.get("first_k_dense_replace", "num_dense_layers"):
+        return False
+    if n.get("moe_layer_end_index", default=-1) >= 0 and index > n.get("moe_layer_end_index"):
+        return False
+    if index < n.get("moe_layer_start_index"):
         return False
     if n.items("moe_layers"):
         return index in n.items("moe_layers")
+    if isinstance(n.config.get("moe_layer_freq"), list):
+        return bool(n.at("moe_layer_freq", index))
     if n.get("moe_layer_freq"):
         return index % n.get("moe_layer_freq") == 0
-    return (index + 1) % max(1, n.get("interleave_moe_layer_step", "decoder_sparse_step", default=1)) == 0
+    every = n.get("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_interval", default=1)
+    return (index + 1) % max(1, every) == 0
 
 
 def _inner(n: ConfigNumbers, model_type: str, index: int) -> int:
     """Return the width of a dense block, or of the one that GraniteMoeHybrid has next to its experts."""
     if model_type in ("granitemoehybrid", "granitemoeshared"):
         return n.get("shared_intermediate_size")
-    if _has_experts(n, model_type, index):
+    if has_experts(n, model_type, index):
         return 0
     if model_type == "llama4_text":
         return n.get("intermediate_size_mlp", default=n.intermediate)
-    return n.intermediate
+    width = n.get("block_ff_dim") or n.at("intermediate_size", index) or n.intermediate or 4 * n.hidden
+    if model_type == "lfm2" and n.flag("block_auto_adjust_ff_dim", default=True):
+        factor, step = (
+            n.config.get("block_ffn_dim_multiplier") or 1.0,
+            n.get("block_multiple_of", default=256),
+        )
+        return step * -(-int(factor * (2 * width // 3)) // max(1, step))
+    return width

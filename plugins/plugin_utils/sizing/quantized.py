@@ -30,6 +30,8 @@ _FUSED = {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
 }
+_FP4_EXPERTS = ("deepseek_v4",)
+"""Families whose experts have FP4 weights though the checkpoint says fp8 (vllm/models/deepseek_v4/quant_config.py)."""
 _ONLY_EXPERTS = ("mxfp4", "gpt_oss_mxfp4")
 
 
@@ -99,6 +101,12 @@ def quantization(config: Mapping[str, Any]) -> Quantization:
         return Quantization()
     method = str(found.get("quant_method") or "compressed-tensors").lower()
     scheme, others = _format(method, found)
+    if (
+        str(config.get("model_type")) in _FP4_EXPERTS
+        and config.get("expert_dtype") != "fp8"
+        and method == "fp8"
+    ):
+        others = (("*.mlp.experts.*", Scheme("mxfp4", 4, 1, (1, 32))),)
     plain, patterns = _exceptions(found)
     only = scheme is not None and _weight_only(method, found)
     return Quantization(method, scheme, scheme is not None, others, plain, patterns, only)

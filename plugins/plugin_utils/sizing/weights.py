@@ -117,6 +117,33 @@ def matrix_bytes(matrix: Matrix, element: int, part: Share = ALL, online: Scheme
     return one * count
 
 
+Matrices = list[Matrix]
+
+
+def linear(
+    name: str,
+    outputs: int,
+    inputs: int,
+    split: str = WHOLE,
+    bias: bool = False,
+    kv_heads: int = 0,
+    experts: int = 0,
+) -> Matrices:
+    """Return the matrices of a linear layer.
+
+    The bias is divided along with the outputs, and whole if the inputs are divided.
+    """
+    result = [Matrix(name, outputs, inputs, split, experts, kv_heads, quantizable=True)]
+    if bias:
+        result.append(vector(f"{name}.bias", outputs, WHOLE if split == IN else split, kv_heads, experts))
+    return result
+
+
+def vector(name: str, size: int, split: str = WHOLE, kv_heads: int = 0, experts: int = 0) -> Matrix:
+    """Return a norm, a bias or another one-dimensional weight."""
+    return Matrix(name, size, 1, split, experts, kv_heads)
+
+
 def stored_bytes(matrices: Iterable[Matrix], element: int) -> int:
     """Return the bytes of these matrices in the checkpoint."""
     return sum(matrix_bytes(matrix, element) for matrix in matrices if matrix.stored)

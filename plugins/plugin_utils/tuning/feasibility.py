@@ -17,17 +17,16 @@ from ..desired.actions import size as size_text
 from ..desired.deployment import Deployment
 from ..sizing.decode import DecodeStep, decode_step
 from ..sizing.facts import ModelFacts
-from ..sizing.fit import EngineConfig, Fit, fit, refusals, remedies
+from ..sizing.fit import EngineConfig, Fit, fit, refusals
 from ..sizing.kv_cache import CacheRules
 from ..sizing.shape import ModelShape, model_shape
 from . import attention
 from .engine_refusals import engine_refusals
+from .memory_messages import FEW_REQUESTS, doubled_batch, partition_too_small, too_large, unsure
 from .statements import StatementContext, quote_statements
 from .tune import OTHER_PLATFORMS, TargetGpu, TunedSettings
 
 GIB = 1 << 30
-FEW_REQUESTS = 4.0
-"""Fewer requests of the full length at once than this is a KV cache that starves the GPU; a judgement."""
 AUTO = ("auto", -1)
 CPU_BLOCK = 128
 """The block size of vLLM's CPU build; vllm/platforms/cpu.py."""
@@ -87,18 +86,46 @@ def check_feasibility(
     problems, warnings = _image(deployment, machine, software, knowledge)
     if tuned.problems:
         return Feasibility(None, problems, warnings)  # arithmetic with refused values tells nothing
-    shape = None if model.config is None else model_shape(model.config, model.files)
     stops, doubts = engine_refusals(
-        deployment, software, tuned, model.facts, _length(tuned, shape), knowledge
+        deployment, software, tuned, model.facts, _longest(tuned, model), knowledge
     )
     problems, warnings = (*problems, *stops), (*warnings, *doubts)
     if stops:
         return Feasibility(None, problems, warnings)
-    if shape is None:
-        what = f"could not check whether {deployment.model} fits: its config.json is unknown"
-        fix = "point model_config at a copy of it on the control node"
-        return Feasibility(None, problems, (*warnings, f"{what}; {fix}"), tuned.recommended)
+    what = f"could not check whether {deployment.model} fits"
+    if model.config is None:
+        text = f"{what}: its config.json is unknown; point model_config at a copy of it on the control node"
+        return Feasibility(None, problems, (*warnings, text), tuned.recommended)
+    try:
+        judged = _judged(deployment, machine, software, tuned, model, knowledge)
+    except (ArithmeticError, LookupError, TypeError) as error:
+        text = (
+            f"{what}: no size follows from the values of its config.json, which is {model.origin or 'given'} "
+            f"(deployment {deployment.name}: {error}). Compare it with the model's repository, or start one instance "
+            "and read vLLM's log"
+        )
+        return Feasibility(None, problems, (*warnings, text), tuned.recommended)
+    if problems:
+        return Feasibility(None, (*problems, *judged.problems), warnings)
+    return replace(judged, warnings=(*warnings, *judged.warnings))
+
+
+def _judged(
+    deployment: Deployment,
+    machine: TargetGpu,
+    software: ImageFacts,
+    tuned: TunedSettings,
+    model: KnownModel,
+    knowledge: Knowledge,
+) -> Feasibility:
+    """Judge what follows from the model's config.json."""
+    shape = model_shape(model.config or {}, model.files)
+    if shape.missing and shape.checkpoint is None:
+        lacking = ", ".join(shape.missing)
+        text = f"could not check whether {deployment.model} fits: its config.json lacks {lacking}"
+        return Feasibility(None, (), (f"{text}; start one instance and read vLLM's log",), tuned.recommended)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
+    problems: tuple[Problem, ...] = ()
     if model.draft:
         engine = replace(engine, draft_bytes=model.draft.bytes or 0, draft_tp=model.draft.tp)
     long = "--hf-overrides" in tuned.args or tuned.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
@@ -108,13 +135,16 @@ def check_feasibility(
         problems += (Problem(deployment.path, f"{text}.", f"{why.text} Source: {why.source}."),)
     problems += attention.refused(deployment, tuned, model.facts, engine, knowledge)
     if problems:
-        return Feasibility(None, problems, warnings)
+        return Feasibility(None, problems)
     claim = attention.claim(software, tuned, model.facts, engine, knowledge)
     found = fit(shape, engine, model.origin)
     step = _step(deployment, shape, engine, machine)
+    smaller = None if "--max-num-batched-tokens" in tuned.args else _smaller_batch(tuned, knowledge)
+    why = statement(knowledge.recipes, "doubled-batch")
+    batch = doubled_batch(smaller, shape, engine, found, f"{why.text} Source: {why.source}.")
     if not found.fits:
-        more, doubts = _too_large(deployment, shape, engine, found)
-        return Feasibility(found, more, (*warnings, *doubts), attention=claim, step=step)
+        more, doubts = too_large(deployment, shape, engine, found)
+        return Feasibility(found, more, (*doubts, *batch), attention=claim, step=step)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
     notes = (*found.notes, *_drafting(model.draft))
     said = quote_statements(
@@ -123,13 +153,22 @@ def check_feasibility(
     return Feasibility(
         found,
         (),
-        (*warnings, *_partition_too_small(machine, shape, engine, found)),
+        (
+            *unsure(deployment, engine, found),
+            *batch,
+            *partition_too_small(machine, shape, engine, found),
+        ),
         advice,
         notes,
         said,
         claim,
         step,
     )
+
+
+def _smaller_batch(tuned: TunedSettings, knowledge: Knowledge) -> Any:
+    """Return the default of max_num_batched_tokens before this release made it larger, or None."""
+    return knowledge.rules("engine", tuned.release)["smaller_batch"] if tuned.context.engine == "V1" else None
 
 
 def _step(
@@ -222,6 +261,14 @@ def _length(tuned: TunedSettings, shape: ModelShape | None) -> int | None:
     return int(given)
 
 
+def _longest(tuned: TunedSettings, model: KnownModel) -> int | None:
+    """The longest sequence as far as it is known, whatever the config.json holds."""
+    try:
+        return _length(tuned, model_shape(model.config, model.files) if model.config else None)
+    except (ArithmeticError, LookupError, TypeError):
+        return _length(tuned, None)
+
+
 def _number(value: Value, default: int) -> int:
     if isinstance(value, str):
         return size(value)
@@ -246,43 +293,6 @@ def _image(
         warnings.append(f"{driver.subject} {driver.what}. {driver.fix}")
     warnings += [note for note in software.notes if not any(note in text for text in warnings)]
     return tuple(problems), tuple(warnings)
-
-
-def _too_large(
-    deployment: Deployment, shape: ModelShape, engine: EngineConfig, found: Fit
-) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    """A problem where it is certain, a warning where the reserve or the shape is a guess."""
-    what = (
-        f"{deployment.model} does not fit: weights {size_text(found.weights_bytes_per_gpu)} per GPU, one request of "
-        f"{found.max_model_len} tokens {size_text(found.max_model_len * found.kv_bytes_per_token)}, and "
-        f"{size_text(found.reserve_bytes)} for activations and graphs, of the {size_text(budget(engine))} that "
-        f"gpu_memory_utilization {engine.gpu_memory_utilization:g} gives of {size_text(engine.memory_bytes)}"
-    )
-    fixes = remedies(shape, engine, found)
-    fix = f"To make it fit: {'; '.join(fixes)}." if fixes else "Use larger GPUs or partitions."
-    certain = found.basis == "exact" and found.headroom_bytes + found.reserve_bytes < 0
-    if certain:
-        return (Problem(deployment.path, f"{what}.", fix),), ()
-    return (), (f"{what.replace(' does not fit:', ' may not fit:')}. {fix}",)
-
-
-def budget(engine: EngineConfig) -> int:
-    """What vLLM may take of a GPU, in bytes."""
-    return int(engine.memory_bytes * engine.gpu_memory_utilization)
-
-
-def _partition_too_small(
-    machine: TargetGpu, shape: ModelShape, engine: EngineConfig, found: Fit
-) -> tuple[str, ...]:
-    """A partition whose KV cache is too small to keep it busy, with what the whole GPU would have."""
-    if machine.gpu_bytes <= machine.memory_bytes or found.max_concurrency >= FEW_REQUESTS:
-        return ()
-    whole = fit(shape, replace(engine, memory_bytes=machine.gpu_bytes, tp=1))
-    return (
-        f"{machine.compute} leaves too little memory for this model's KV cache: it holds {found.max_concurrency:.1f} "
-        "requests of "
-        f"{found.max_model_len} tokens per instance; the whole GPU (SPX) would hold {whole.max_concurrency:.0f}",
-    )
 
 
 def _advice(

@@ -260,7 +260,8 @@ def advice(part: str, version: str, **changes: Any) -> dict[str, str]:
     [
         ("MXFP4", "0.19.0", {}, "mxfp4-needs-gfx950", "refuse"),
         ("DeepSeek-R1", "0.10.2", {"given": {"block_size": 16}}, "deepseek-mla-block-size", "refuse"),
-        ("DeepSeek-V4", "0.24.0", {}, "deepseek-v4-mi300x", "refuse"),
+        ("DeepSeek-V4", "0.24.0", {}, "deepseek-v4-flash-mi300x", "advise"),
+        ("DeepSeek-V4", "0.19.0", {}, "deepseek-v4-first-release", "refuse"),
         ("DeepSeek-R1", "0.9.1", {}, "deepseek-context-0.9.1", "warn"),
         ("Llama-3.1-405B", "0.9.1", {"kv_cache": "fp8"}, "aiter-fp8-kv", "warn"),
         ("Llama-3.1-8B", "0.9.1", {"compute": "CPX", "tp": 2}, "cpx-nps1-one-partition", "refuse"),

@@ -15,8 +15,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.decode impor
     decode_step,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import fit
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer, State
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.states import State
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.weights import (
     FP8_TENSOR,
     OUT,

@@ -17,8 +17,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
     stage_weights,
     stages,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer, State
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.states import State
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.weights import OUT, Matrix
 
 from tests.worlds.catalogue import kv_rules
@@ -220,7 +221,7 @@ def test_when_only_the_size_is_known(files: int, fits: bool) -> None:
 COPIES, WHOLE = "KV heads is kept on", "keeps the whole latent KV cache"
 UNLOADED, UNKNOWN = (
     "multi-token prediction layers are not loaded",
-    "layers of this architecture or quantization are unknown",
+    "Not known here: the architecture New. Sizes are given as a range that holds them",
 )
 GRAPHS, TYPE, RESERVE = (
     "In this release graphs need memory",
@@ -243,7 +244,7 @@ GRAPHS, TYPE, RESERVE = (
         ({"unloaded": (LAYER,)}, "0.33.0", {}, {RESERVE, UNLOADED}),
         ({}, "0.33.0", {"kv_cache_dtype": "fp8"}, {RESERVE}),
         ({}, "0.33.0", {"kv_cache_dtype": "of-tomorrow"}, {RESERVE, TYPE}),
-        ({"known": False}, "0.33.0", {}, {RESERVE, UNKNOWN}),
+        ({"known": False, "unsure": "the architecture New"}, "0.33.0", {}, {RESERVE, UNKNOWN}),
         ({}, "0.33.0", {"kv_cache_memory_bytes": GIB}, set()),
         ({}, "0.33.0", {"platform": "cpu", "kv_cache_memory_bytes": GIB}, set()),
         # Before 0.26 graphs are in what is left to the GPU: here 2 GiB, or half of one.

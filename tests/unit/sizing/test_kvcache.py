@@ -21,7 +21,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache imp
     state_bytes,
     token_bytes,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer, State
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.states import State
 
 from tests.worlds.catalogue import kv_rules
 
@@ -209,8 +210,8 @@ def state(channels: int, **more: Any) -> Layer:
         ([full(), full(2), state(10), state(3000)], {}, 32,
          [CacheSpec(FULL, 6400, 64), CacheSpec(FULL, 6400, 32), CacheSpec(STATE, 6400, 32, 2), CacheSpec(STATE, 6400,
           32, 2)]),
-        # Nothing to align.
-        ([state(2000)] * 2, {}, 16, [CacheSpec(STATE, 4000, 16, 2)]),
+        # Nothing to align, and no prefixes that copies of states would be kept for.
+        ([state(2000)] * 2, {}, 16, [CacheSpec(STATE, 4000, 16, 1)]),
         ([state(2000)], {"states": StateCopies(1, 1)}, 16, [CacheSpec(STATE, 4000, 16, 1)]),
         # A state is not planned as attention.
         ([full(), sliding(), state(10)], {"hybrid": False}, 16, [FULL_ONE, CacheSpec(STATE, PAGE, 16, 2)]),

@@ -11,6 +11,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.decode import PeakRates
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import model_facts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning import feasibility
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import (
     Feasibility,
     KnownModel,
@@ -314,3 +315,65 @@ def test_engine_of(version: str, args: dict[str, Any], name: str, value: Any) ->
     software = ImageFacts("r/i:t", "tag", vllm=version)
     tuned = tune(wanted, MI300X, software, model_facts("a/b", LLAMA_8B), knowledge())
     assert getattr(engine_of(wanted, MI300X, software, tuned, knowledge()), name) == value
+
+
+NEW = {**LLAMA_8B, "architectures": ["NewForCausalLM"], "model_type": "new", "hidden_act": "silu"}
+
+
+def test_an_unknown_architecture_is_a_range_and_neither_refused_nor_promised() -> None:
+    whole = verdict(NEW, engine_args={"max_model_len": 8192})
+    assert not whole.problems
+    assert not whole.warnings
+    assert any("Not known here: the architecture NewForCausalLM" in note for note in whole.notes)
+    part = verdict({**NEW, "num_hidden_layers": 385}, engine_args={"max_model_len": 8192})
+    assert not part.problems
+    assert (
+        "whether a/b fits is not known: the architecture NewForCausalLM is not known here" in part.warnings[0]
+    )
+    assert "Start one instance first: vLLM's log says" in part.warnings[0]
+    none = verdict({**NEW, "num_hidden_layers": 900}, engine_args={"max_model_len": 8192})
+    assert "does not fit: weights" in texts(none.problems)
+    assert "or more per GPU" in texts(none.problems)
+
+
+def test_a_config_without_the_numbers_is_not_sized() -> None:
+    found = verdict({"model_type": "rwkv", "state_size": 64, "hidden_size": 64})
+    assert (found.fit, found.problems) == (None, ())
+    assert "could not check whether a/b fits: its config.json lacks num_hidden_layers" in found.warnings[-1]
+
+
+def test_what_breaks_the_arithmetic_names_deployment_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_unused: Any) -> None:
+        raise ZeroDivisionError("integer division or modulo by zero")
+
+    monkeypatch.setattr(feasibility, "model_shape", broken)
+    found = verdict(LLAMA_8B)
+    assert (found.fit, found.problems) == (None, ())
+    assert "could not check whether a/b fits: no size follows" in found.warnings[-1]
+    assert f"(deployment {deployment().name}: integer division" in found.warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "layers", "said"),
+    [
+        ("0.33.0", {}, 385, True),
+        ("0.33.0", {"max_num_batched_tokens": 16384}, 385, False),
+        ("0.27.0", {}, 385, False),
+        ("0.33.0", {}, 32, False),
+    ],
+)
+def test_a_default_that_was_doubled_is_told_where_memory_is_tight(
+    version: str, args: dict[str, Any], layers: int, said: bool
+) -> None:
+    """vLLM issue 53961."""
+    config = {**LLAMA_8B, "num_hidden_layers": layers}
+    found = verdict(
+        config,
+        software=replace(FACTS, vllm=version),
+        recipes=False,
+        engine_args={"max_model_len": 8192, **args},
+    )
+    told = [text for text in found.warnings if "--max-num-batched-tokens 8192" in text]
+    assert bool(told) == said
+    if said:
+        assert "From 0.28.0 on vLLM takes 16384 batched tokens by default" in told[0]

@@ -20,7 +20,7 @@ FP8 = Lock(LOCK.images, {model_key("", REPO, "main"): ModelPin(COMMIT, FILES_OF_
 # Refusals by arithmetic quote these (vllm_limits.py), and advice by arithmetic the last one (feasibility.py).
 ELSEWHERE = {
     "attention-heads", "kv-heads", "tensor-parallel-slices", "block-fp8-slices", "context-beyond-model",
-    "copies-before-tensor-parallel",
+    "copies-before-tensor-parallel", "doubled-batch",
 }  # fmt: skip
 # Said of hosts and of benchmarks, or of what a deployment cannot set.
 NOT_OF_A_DEPLOYMENT = {

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State how a model fits a GPU or partition, and between what its numbers lie where not all of it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+EXACT, ESTIMATED = "exact", "estimated"
+
+
+@dataclass(frozen=True)
+class FitRange:
+    """Between what the numbers of a Fit lie where not all of the model is known: the lowest and the highest of each.
+
+    fits: whether it fits in the worst case too; Fit.fits is about the best one. unsure: what is not known.
+    """
+
+    weights_bytes_per_gpu: tuple[int, int]
+    kv_cache_bytes: tuple[int, int]
+    kv_cache_tokens: tuple[int, int]
+    max_concurrency: tuple[float, float]
+    fits: bool
+    unsure: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields for plan.json."""
+        low, high = self.max_concurrency
+        return {
+            "weights_bytes_per_gpu": list(self.weights_bytes_per_gpu),
+            "kv_cache_bytes": list(self.kv_cache_bytes),
+            "kv_cache_tokens": list(self.kv_cache_tokens),
+            "max_concurrency": [round(low, 2), round(high, 2)],
+            "fits": self.fits,
+            "unsure": self.unsure,
+        }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a model fits one GPU or partition of the instance.
+
+    Attributes:
+        kv_bytes_per_token: of the largest pipeline stage, before rounding to blocks.
+        kv_cache_tokens, max_concurrency: as in vLLM's log.
+        headroom_bytes: memory left after weights, reserve and one request of max_model_len; negative if memory is
+            missing.
+        basis: of weights and KV cache per token: "exact" if the architecture is known, else "estimated".
+        between: the range that the numbers lie in if they are estimated; None if they are exact, or if config.json
+            lacks what they follow from. fits, headroom_bytes and max_model_len then are of the best case.
+        reserve_bytes: always an estimate, and so is the cache size that results from it; `notes` say so.
+    """
+
+    fits: bool
+    weights_bytes_per_gpu: int
+    kv_bytes_per_token: int
+    kv_cache_bytes: int
+    kv_cache_tokens: int
+    max_concurrency: float
+    max_model_len: int
+    reserve_bytes: int
+    headroom_bytes: int
+    basis: str
+    notes: tuple[str, ...] = ()
+    between: FitRange | None = None
+
+    @property
+    def certain(self) -> bool:
+        """Return whether it fits in every case that is possible."""
+        return self.fits and (self.between is None or self.between.fits)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields for plan.json."""
+        return {
+            "fits": self.fits,
+            "weights_bytes_per_gpu": self.weights_bytes_per_gpu,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "kv_cache_bytes": self.kv_cache_bytes,
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "max_concurrency": round(self.max_concurrency, 2),
+            "max_model_len": self.max_model_len,
+            "reserve_bytes": self.reserve_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "basis": self.basis,
+            **({"between": self.between.to_json()} if self.between else {}),
+        }
