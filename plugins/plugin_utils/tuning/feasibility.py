@@ -64,7 +64,8 @@ class KnownModel:
     """A deployment's model, as far as it is known before anything is pulled.
 
     facts: as recipes see it. config: its config.json, None where it is not known. origin: where that is from. files:
-    its files with their sizes in bytes, None where they are not known. draft: what drafts for it.
+    its files with their sizes in bytes, None where they are not known. draft: what drafts for it. near: names that are
+    known and like its own.
     """
 
     facts: ModelFacts
@@ -72,6 +73,7 @@ class KnownModel:
     origin: str
     files: Sequence[tuple[str, int]] | None = None
     draft: Draft | None = None
+    near: tuple[str, ...] = ()
 
 
 def check_feasibility(
@@ -84,6 +86,9 @@ def check_feasibility(
 ) -> Feasibility:
     """Judge the image, the memory and the model's shape."""
     problems, warnings = _image(deployment, machine, software, knowledge)
+    if model.near:
+        what = f"model: the catalogue has no {deployment.model}"
+        warnings = (*warnings, f"{what}. If it is misspelt: did you mean {' or '.join(model.near)}?")
     if tuned.problems:
         return Feasibility(None, problems, warnings)  # arithmetic with refused values tells nothing
     if model.config is None:
