@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -47,9 +48,18 @@ def indices(found: list[Slot]) -> list[list[int]]:
         # … and six GPUs are of both sockets in any case.
         ({"tensor_parallel_size": 6}, "SPX", [[*range(6)]]),
         # Partitions of one GPU first; of two GPUs of a socket when so many instances are wanted.
-        ({"instances_per_host": 2, "tensor_parallel_size": 5}, "CPX", [[*range(5)], [*range(8, 13)]]),
+        ({"instances_per_host": 2, "tensor_parallel_size": 5}, "CPX", [[*range(5)], [*range(32, 37)]]),
         ({"instances_per_host": 9, "tensor_parallel_size": 5}, "CPX",
-         [[*range(i, i + 5)] for i in (0, 5, 10, 15, 20, 25, 32, 37, 42)]),
+         [[*range(i, i + 5)] for i in (0, 32, 10, 42, 20, 52, 25, 57, 5)]),
+        # Instances on partitions take all NUMA nodes and all GPUs before any GPU has two.
+        ({"instances_per_host": 2}, "CPX", [[0], [32]]),
+        ({"instances_per_host": 8}, "CPX", [[gpu] for gpu in (0, 32, 8, 40, 16, 48, 24, 56)]),
+        ({"instances_per_host": 16}, "CPX",
+         [[gpu + part] for part in (0, 1) for gpu in (0, 32, 8, 40, 16, 48, 24, 56)]),
+        ({"instances_per_host": 6}, "DPX", [[gpu] for gpu in (0, 8, 2, 10, 4, 12)]),
+        ({"instances_per_host": 4, "tensor_parallel_size": 2}, "CPX", [[0, 1], [32, 33], [8, 9], [40, 41]]),
+        ({"instances_per_host": 2, "pipeline_parallel_size": 2}, "CPX", [[0, 1], [32, 33]]),
+        ({"instances_per_host": 2, "gpus": [0, 1, 2]}, "CPX", [[0], [1]]),  # the operator's order
         ({"instances_per_host": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "SPX",
          [[0, 1, 2, 3], [4, 5, 6, 7]]),
         # Stages of a pipeline may lie on different sockets; the groups within a stage do not.
@@ -59,6 +69,23 @@ def indices(found: list[Slot]) -> list[list[int]]:
 )  # fmt: skip
 def test_gpus(wanted: dict[str, Any], mode: str, expected: list[list[int]]) -> None:
     assert indices(slots(wanted, gpus=gpus(mode))) == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("mode", ["DPX", "QPX", "CPX"])
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_no_gpu_has_two_instances_more_than_another(mode: str, size: int, nodes: int) -> None:
+    cards = [{**gpu, "numa_node": gpu["index"] * nodes // 8} for gpu in gpus(mode)]
+    parts = len(cards[0]["partitions"])
+    earlier: list[Any] = []
+    for count in range(1, 8 * (parts // size)):
+        found = slots({"instances_per_host": count, "tensor_parallel_size": size}, gpus=cards)
+        on = Counter(slot.gpus[0].gpu for slot in found)
+        assert max(on.values()) - (min(on.values()) if len(on) == 8 else 0) <= 1
+        at = Counter(slot.gpus[0].numa for slot in found)
+        assert max(at.values()) - (min(at.values()) if len(at) == nodes else 0) <= 1
+        assert indices(found)[:-1] == earlier  # one more moves none that runs
+        earlier = indices(found)
 
 
 def test_several_instances_share_a_gpu() -> None:
