@@ -71,7 +71,7 @@ class DeploymentText:
             lines += wrapped("parallel", "; ".join(part for part in parts if part))
         fit = instance.verdict.fit
         if fit:
-            lines += wrapped("memory", _memory(fit, deployment.instances_per_gpu))
+            lines += wrapped("memory", _memory(fit, instance))
         if instance.tuned.chosen:
             lines += wrapped(
                 "chosen", ", ".join(filter(None, (_words(instance, n) for n in instance.tuned.chosen)))
@@ -171,10 +171,16 @@ def _division(deployment: Deployment) -> str:
     return f"{' and '.join(within)} within each host, {between} parallel {parts} between them{each}"
 
 
-def _memory(fit: Fit, sharing: int) -> str:
+def _memory(fit: Fit, instance: Instance) -> str:
     # The reserve for activations and graphs is an estimate in any case; with a guessed shape, so is all of it.
     guess = "" if fit.basis == "exact" else ", a rough estimate"
-    unit = f"per instance, {COUNTS[sharing]} on each GPU:" if sharing > 1 else "per GPU"
+    unit, sharing = "per GPU", instance.deployment.instances_per_gpu
+    part = instance.tuned.args.get("--gpu-memory-utilization")
+    if instance.slot.share < 1 and isinstance(part, (int, float)):
+        many = f"{COUNTS[sharing]} on each GPU, each with" if sharing > 1 else "on a GPU that it shares, with"
+        unit = (
+            f"per instance, {many} {part:.0%} of it ({size(int(part * instance.slot.gpus[0].memory_bytes))}):"
+        )
     return (
         f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and about {size(fit.kv_cache_bytes)} of KV cache{guess}: "
         f"{fit.kv_cache_tokens:,} tokens, {fit.max_concurrency:.1f} requests of {fit.max_model_len:,} tokens at once"

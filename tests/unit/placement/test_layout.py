@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology import LogicalGpu
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.gpu_groups import group_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.gpu_shares import ranges
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import (
     Slot,
     lay_out_fleet,
-    ranges,
 )
 
 from tests.worlds.layout_world import layouts, refused
@@ -96,15 +96,72 @@ def test_several_instances_share_a_gpu() -> None:
     assert indices(slots({"instances_per_host": 4, "instances_per_gpu": 3})) == [[0], [0], [0], [1]]
 
 
+TO_SHARE = (
+    " To share it, name it in the gpus of all, and set instances_per_gpu: {count} in each, or gpu_memory_utilization "
+    "in each, together at most 1 (without it each takes about 0.9)."
+)
+
+
 def test_deployments_share_a_gpu_up_to_its_memory() -> None:
     half = {"instances_per_gpu": 2, "gpus": [0]}
     pair = [deployment(name="a", **half), deployment(name="b", port=9000, **half)]
     assert indices(list(layouts({"n1": state()}, pair)["n1"].slots)) == [[0], [0]]
     third = deployment(name="c", port=9100, instances_per_gpu=8, gpus=[0])
     assert refused([*pair, third]) == [
-        "vllm_deployments[2].gpus (host n1): instances a-0 and c-0 would both use GPU 0. Name other GPUs in gpus; "
-        "free: 1-7."
+        "vllm_deployments[2].gpus (host n1): instances a-0 and c-0 would both use GPU 0, and want 112% of its memory "
+        "(0.5 + 0.5 + 0.125). Name other GPUs in gpus; free: 1-7." + TO_SHARE.format(count=3)
     ]
+
+
+def sharing(*parts: float | str | None, **keys: Any) -> list[dict[str, Any]]:
+    """Deployments on GPU 0, each with its part of the memory."""
+    return [
+        deployment(
+            name=f"m{index}",
+            port=8000 + 100 * index,
+            **{"gpus": [0], **keys},
+            engine_args={} if part is None else {"gpu_memory_utilization": part},
+        )
+        for index, part in enumerate(parts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "keys"),
+    [
+        ((0.45, 0.45), {}),
+        ((0.6, 0.3), {}),
+        ((0.6, 0.3), {"instances_per_gpu": 2}),
+        ((0.5, 0.25, 0.25), {}),
+        (("0.45", 0.45), {}),
+        ((0.45, 0.45), {"tensor_parallel_size": 2, "gpus": [0, 1]}),
+    ],
+)
+def test_unequal_deployments_share_a_gpu(parts: tuple[float, ...], keys: dict[str, Any]) -> None:
+    found = layouts({"n1": state()}, sharing(*parts, **keys))["n1"].slots
+    assert [slot.share for slot in found] == [float(part) for part in parts]
+    assert {tuple(gpu.index for gpu in slot.gpus) for slot in found} == {tuple(keys.get("gpus", [0]))}
+
+
+@pytest.mark.parametrize(
+    ("parts", "keys", "text"),
+    [
+        ((0.6, 0.45), {}, "m0-0 and m1-0 would both use GPU 0, and want 105% of its memory (0.6 + 0.45)."),
+        ((0.6, None), {}, "m0-0 and m1-0 would both use GPU 0."),
+        ((None, None), {}, "set instances_per_gpu: 2 in each, or gpu_memory_utilization in each"),
+        # Not by accident: who names no GPU wants one of its own.
+        ((0.45, 0.45), {"gpus": None}, "m0-0 and m1-0 would both use GPU 0."),
+        ((0.9, 0.9), {"tensor_parallel_size": 2, "gpus": [0, 1]}, "set gpu_memory_utilization in each"),
+    ],
+)
+def test_a_gpu_that_is_too_small_for_all(parts: tuple[float, ...], keys: dict[str, Any], text: str) -> None:
+    (problem,) = refused(sharing(*parts, **keys))
+    assert text in problem
+
+
+def test_a_part_of_the_memory_alone_shares_nothing() -> None:
+    (slot,) = layouts({"n1": state()}, sharing(0.5))["n1"].slots
+    assert slot.share == 1
 
 
 def test_groups_stay_in_an_island_of_eight() -> None:
@@ -270,12 +327,12 @@ def test_each_pair_of_deployments_is_told_once_at_the_later_one() -> None:
     assert refused(wanted) == [
         "vllm_deployments[1].port (host n1): instances a-1 and b-0 would both listen on port 8001. Choose another "
         "port; instance i of a deployment uses port + i.",
-        "vllm_deployments[2].gpus (host n1): instances b-1 and c-0 would both use GPU 3. Name other GPUs in gpus; "
-        "free: 5-7.",
         "vllm_deployments[3].port (host n1): instances a-0 and d-0 would both listen on port 8000. Choose another "
         "port; instance i of a deployment uses port + i.",
+        "vllm_deployments[2].gpus (host n1): instances b-1 and c-0 would both use GPU 3. Name other GPUs in gpus; "
+        "free: 5-7." + TO_SHARE.format(count=2),
         "vllm_deployments[3].gpus (host n1): instances a-0 and d-0 would both use GPU 0. Name other GPUs in gpus; "
-        "free: 5-7.",
+        "free: 5-7." + TO_SHARE.format(count=2),
     ]
 
 
@@ -286,7 +343,7 @@ def test_no_gpu_is_left() -> None:
     ]
     assert refused(both) == [
         "vllm_deployments[1].gpus (host n1): instances a-5 and b-0 would both use GPU 5. Name other GPUs in gpus; "
-        "none is free."
+        "none is free." + TO_SHARE.format(count=2)
     ]
 
 
