@@ -251,7 +251,11 @@ def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
             {"memory": "NPS1"},
             [("memory_partition", "1 GPUs", "none", "NPS1, reloads the driver", "gpu_partition_memory is NPS1")],
         ),
-        (None, {"compute": "CPX"}, [("compute_partition", "8 GPUs", "SPX, as is assumed", "CPX", "gpu_partition_compute is CPX")]),
+        (
+            None,
+            {"compute": "CPX"},
+            [("compute_partition", "8 GPUs", "SPX, as is assumed", "CPX", "gpu_partition_compute is CPX")],
+        ),
         (
             None,
             {"memory": "NPS4"},
