@@ -18,7 +18,6 @@ from ..desired.deployment import Deployment
 from ..desired.fleet import LOOPBACK, Host
 from ..desired.lockfile import Lock, ModelPin
 from ..placement.layout import Layout, Slot
-from ..sizing.checkpoint import checkpoint_size
 from ..sizing.facts import model_facts
 from ..sizing.fit import CATALOGUE, GIVEN, HUB
 from ..tuning import parallel
@@ -26,11 +25,13 @@ from ..tuning.companion_args import with_pins
 from ..tuning.companion_models import (
     ModelRepository,
     draft_of,
+    drafts_for_itself,
     repositories,
     unmounted_paths,
     unnamed_repositories,
 )
-from ..tuning.feasibility import Draft, Feasibility, KnownModel, check_feasibility
+from ..tuning.drafts import Draft
+from ..tuning.feasibility import Feasibility, KnownModel, check_feasibility
 from ..tuning.image_software import software_of
 from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
@@ -191,14 +192,16 @@ class InstanceFactory:
         return DeploymentDecision(tuned, verdict, wrong)
 
     def _draft(self, deployment: Deployment, endpoint: str) -> Draft | None:
-        """Return the draft's weights as far as they are known."""
+        """Return the draft, with its configuration and files as far as they are known."""
         found = draft_of(deployment)
         if found is None:
-            return None
+            return Draft() if drafts_for_itself(deployment) else None
         draft, tp = found
         pin = self.lock.model(endpoint, draft.repo, draft.revision)
-        weights = checkpoint_size(pin.files if pin else None)
-        return Draft(draft.repo, weights.bytes if weights else None, tp)
+        config = pin.config if pin else None
+        if not config:
+            config = named_model(self.knowledge.models, draft.repo).config
+        return Draft(draft.repo, config, pin.files if pin else None, tp)
 
     def _make(self, slot: Slot, host: Host, tuned: TunedSettings, verdict: Feasibility) -> Planned:
         settings = host.settings

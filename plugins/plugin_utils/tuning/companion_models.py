@@ -102,6 +102,13 @@ def draft_of(deployment: Deployment) -> tuple[ModelRepository, int | None] | Non
     return draft, size if isinstance(size, int) and size > 0 else None
 
 
+def drafts_for_itself(deployment: Deployment) -> bool:
+    """Return whether layers of the model's own checkpoint draft (multi-token prediction)."""
+    given = _speculation(deployment)
+    method, model = str(given.get("method") or ""), str(given.get("model") or deployment.model)
+    return bool(given) and method not in WITHOUT_WEIGHTS and model == deployment.model
+
+
 @dataclass(frozen=True)
 class _ModelName:
     """What a key names: a repository or a path. same: it is the deployment's own model."""

@@ -21,6 +21,7 @@ from ..sizing.fit import EngineConfig, Fit, fit, refusals, remedies
 from ..sizing.kv_cache import CacheRules
 from ..sizing.shape import ModelShape, model_shape
 from . import attention
+from .drafts import Draft, draft_notes, with_draft
 from .statements import StatementContext, quote_statements
 from .tune import OTHER_PLATFORMS, TargetGpu, TunedSettings
 
@@ -48,15 +49,6 @@ class Feasibility:
     quotes: tuple[Advice, ...] = ()
     attention: Claim | None = None
     step: DecodeStep | None = None
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What drafts for the model. bytes: of its weights, None where they are not known. tp: None is the model's."""
-
-    repo: str
-    bytes: int | None
-    tp: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +89,7 @@ def check_feasibility(
         return Feasibility(None, problems, (*warnings, f"{what}; {fix}"), tuned.recommended)
     shape = model_shape(model.config, model.files)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
-    if model.draft:
-        engine = replace(engine, draft_bytes=model.draft.bytes or 0, draft_tp=model.draft.tp)
+    engine = with_draft(engine, model.draft, shape)
     long = "--hf-overrides" in tuned.args or tuned.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
     refused = [item for item in refusals(shape, engine) if not (long and item[0] == "context-beyond-model")]
     for rule, text in refused[:1]:  # the others tend to be the same thing, seen from elsewhere
@@ -114,7 +105,7 @@ def check_feasibility(
         more, doubts = _too_large(deployment, shape, engine, found)
         return Feasibility(found, more, (*warnings, *doubts), attention=claim, step=step)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
-    notes = (*found.notes, *_drafting(model.draft))
+    notes = (*found.notes, *draft_notes(model.draft, shape))
     said = quote_statements(
         knowledge.recipes, StatementContext(deployment, machine, tuned, model.facts, shape, engine, found)
     )
@@ -137,16 +128,6 @@ def _step(
     if engine.dp > 1 and deployment.data_parallel_balancing != "internal":
         return None
     return decode_step(shape, engine, machine.peak)
-
-
-def _drafting(draft: Draft | None) -> tuple[str, ...]:
-    if draft is None:
-        return ()
-    if draft.bytes is None:
-        return (f"The memory that the draft {draft.repo} needs is unknown, and is not counted",)
-    return (
-        f"The weights include {size_text(draft.bytes)} of the draft {draft.repo} in all; its KV cache is not counted",
-    )
 
 
 def engine_of(

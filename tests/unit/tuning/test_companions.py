@@ -335,8 +335,8 @@ def test_the_draft_is_counted() -> None:
     assert [size - weights[0] for size in weights] == [0, DRAFT_BYTES // 2, DRAFT_BYTES]
     assert whole["fit"]["kv_cache_bytes"] == halves["fit"]["kv_cache_bytes"] - DRAFT_BYTES // 2
     assert (
-        "The weights include 2.0 GiB of the draft org/draft in all; its KV cache is not counted"
-        in whole["notes"]
+        "The weights include 2.0 GiB of the draft org/draft in all; its part of the KV cache is unknown, and is not "
+        "counted" in whole["notes"]
     )
 
 
