@@ -148,7 +148,7 @@ def _yaml(name: str) -> Any:
     return yaml.safe_load((DATA / name).read_text(encoding="utf-8"))
 
 
-def _lock(entry: Entry) -> Lock:
+def lock_of(entry: Entry) -> Lock:
     software = ImageSoftware(*(entry.document["software"].get(key) for key in ("vllm", "platform", "rocm")),
                              None, None, None)  # fmt: skip
     images, pins = {}, {}
@@ -184,7 +184,7 @@ def plan(entry: Entry, **changes: Any) -> FleetPlan:
     shared = {"vllm_deployments": wanted, **entry.host}
     inputs = {name: HostInput(shared, _node(entry, name), "") for name in names}
     fleet = build_fleet(inputs, {"all": names}, catalog(), False)
-    return plan_fleet(check_fleet(fleet), workshop(_lock(entry)))
+    return plan_fleet(check_fleet(fleet), workshop(lock_of(entry)))
 
 
 def instances(found: FleetPlan) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.models import known_config
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.models import named_model
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import OBJECTIVES
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import (
     Deployment,
@@ -136,7 +136,7 @@ def documented(version: str) -> set[Line]:
         number = 1 if entry.host.get("gpu_partition_compute") == "CPX" else 0
         for keys in entry.deployments:
             wanted = deployment(**keys)
-            facts = model_facts(wanted.model, known_config(knowledge().models, wanted.model))
+            facts = model_facts(wanted.model, named_model(knowledge().models, wanted.model).config)
             found.update(lines_of(wanted, MACHINES[number][0], facts, version))
     return found
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from ..catalog.gpus import GpuCatalog, GpuModel
 from .node_state import ObservedGpu
 
+SOCKETS = 2
+
 
 @dataclass(frozen=True)
 class LogicalGpu:
@@ -70,7 +72,10 @@ def partition_count(gpu: ObservedGpu, compute: str, catalog: GpuCatalog) -> int:
 def declared_gpus(
     model: GpuModel, count: int, compute: str | None, catalog: GpuCatalog
 ) -> tuple[LogicalGpu, ...]:
-    """Return the logical GPUs of a host that was not observed, from `instinct_gpus` alone."""
+    """Return the logical GPUs of a host that was not observed, from `instinct_gpus` alone.
+
+    Its sockets are assumed to be two with half of the GPUs each, as in AMD's platforms of eight.
+    """
     parts = model.count(compute or model.modes[0]) or 0
     return tuple(
         LogicalGpu(
@@ -79,6 +84,7 @@ def declared_gpus(
             partition=part,
             render_minor=catalog.first_minor + catalog.minors_per_gpu * gpu + part,
             memory_bytes=model.memory_bytes // parts,
+            numa=gpu * SOCKETS // count,
             whole=parts == 1,
         )
         for gpu in range(count)

@@ -13,19 +13,25 @@ from ...module_utils.common.instance_key import NO_KEY, InstanceKey
 from ..catalog.gpus import GpuCatalog, GpuModel
 from ..catalog.images import CUDA, ImageFacts
 from ..catalog.load import Knowledge
-from ..catalog.models import known_config
+from ..catalog.models import NamedModel, named_model, nearest_names
 from ..desired.deployment import Deployment
 from ..desired.fleet import LOOPBACK, Host
 from ..desired.lockfile import Lock, ModelPin
 from ..placement.layout import Layout, Slot
-from ..sizing.checkpoint import checkpoint_size
 from ..sizing.facts import model_facts
 from ..sizing.fit import CATALOGUE, GIVEN, HUB
-from ..sizing.shape import model_shape
 from ..tuning import parallel
 from ..tuning.companion_args import with_pins
-from ..tuning.companion_models import ModelRepository, draft_of, repositories, unmounted_paths
-from ..tuning.feasibility import Draft, Feasibility, KnownModel, check_feasibility
+from ..tuning.companion_models import (
+    ModelRepository,
+    draft_of,
+    drafts_for_itself,
+    repositories,
+    unmounted_paths,
+    unnamed_repositories,
+)
+from ..tuning.drafts import Draft
+from ..tuning.feasibility import Feasibility, KnownModel, check_feasibility
 from ..tuning.image_software import software_of, wrong_dockerfile
 from ..tuning.shared_memory import shared_memory
 from ..tuning.tune import TargetGpu, TunedSettings, tune
@@ -148,12 +154,16 @@ class InstanceFactory:
         pin = self._model(deployment, endpoint)
         given = self.models.get(deployment.model_config)
         config, origin = (given.config, GIVEN) if given else (pin.config if pin else None, HUB)
+        named: NamedModel | None = None
+        near: tuple[str, ...] = ()
         if config is None:
-            config, origin = known_config(self.knowledge.models, deployment.model), CATALOGUE
+            named = named_model(self.knowledge.models, deployment.model, quantization_flag(deployment))
+            near = nearest_names(self.knowledge.models, deployment.model)
+            config, origin = named.config, CATALOGUE
         files = given.files if given else None
         if files is None and pin and pin.files:
             files = tuple(pin.selection(deployment.exclude, deployment.include).items())
-        facts = model_facts(deployment.model, config)
+        facts = model_facts(deployment.model, config, named.quantization if named else None)
         if software.platform == CUDA:
             path = (*deployment.path, "build" if deployment.build else "image")
             what = software.notes[0] if software.notes else "its vLLM is built for NVIDIA's GPUs"
@@ -175,25 +185,25 @@ class InstanceFactory:
             return found.commit if found else ""
 
         tuned = with_pins(tuned, deployment, commit_of)
-        model = KnownModel(facts, config, origin, files, self._draft(deployment, endpoint))
+        model = KnownModel(facts, config, origin, files, self._draft(deployment, endpoint), near)
         verdict = check_feasibility(deployment, machine, software, tuned, model, self.knowledge)
         memory = shared_memory(deployment, self.knowledge.recipes)
         verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted_paths(deployment), *memory))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
-        wrong += wrong_dockerfile(deployment, self.knowledge.forks)
+        wrong += (*unnamed_repositories(deployment), *wrong_dockerfile(deployment, self.knowledge.forks))
         return DeploymentDecision(tuned, verdict, wrong)
 
     def _draft(self, deployment: Deployment, endpoint: str) -> Draft | None:
-        """Return the draft's weights as far as they are known."""
+        """Return the draft, with its configuration and files as far as they are known."""
         found = draft_of(deployment)
         if found is None:
-            return None
+            return Draft() if drafts_for_itself(deployment) else None
         draft, tp = found
         pin = self.lock.model(endpoint, draft.repo, draft.revision)
-        weights = checkpoint_size(pin.files if pin else None)
-        config = known_config(self.knowledge.models, draft.repo)
-        size = weights.bytes if weights else model_shape(config, None).stored_total if config else None
-        return Draft(draft.repo, size, tp)
+        config = pin.config if pin else None
+        if not config:
+            config = named_model(self.knowledge.models, draft.repo).config
+        return Draft(draft.repo, config, pin.files if pin else None, tp)
 
     def _make(self, slot: Slot, host: Host, tuned: TunedSettings, verdict: Feasibility) -> Planned:
         settings = host.settings
@@ -213,6 +223,16 @@ class InstanceFactory:
             weights = self._weights(deployment, settings.endpoint)
             self._made[key] = Planned(instance, files, spec_hash(files), weights)
         return self._made[key]
+
+
+def quantization_flag(deployment: Deployment) -> str:
+    """Return the quantization that the operator names, as a flag or as a setting; "" if none."""
+    flags = dict(deployment.engine_args)
+    given = (
+        *(flags.get(key) for key in ("quantization", "q")),
+        dict(deployment.settings).get("quantization"),
+    )
+    return next((item for item in given if isinstance(item, str)), "")
 
 
 def listen_address(deployment: Deployment, host: Host) -> str:

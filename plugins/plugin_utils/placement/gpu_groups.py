@@ -32,6 +32,7 @@ def group_gpus(gpus: Sequence[LogicalGpu], size: int, tensor: int, wanted: int =
 
     A group never crosses its XGMI domain, and crosses its NUMA node or physical GPU only if fewer instances than wanted
     would fit otherwise. The groups of one instance may be anywhere. If not all instances fit, fewer are returned.
+    Instances on partitions share a GPU or a NUMA node only when each has as many as the others.
     """
     tensor = min(tensor, size)
     per = size // tensor
@@ -43,11 +44,31 @@ def group_gpus(gpus: Sequence[LogicalGpu], size: int, tensor: int, wanted: int =
         goal = min(wanted or most, most)
         tries = (_groups(gpus, tensor, domain) for domain in _DOMAINS)
         found = next(groups for groups in tries if len(groups) // per >= goal)
-    count = len(found) // per
-    return tuple(
-        tuple(gpu for group in found[index * per : (index + 1) * per] for gpu in group)
-        for index in range(min(wanted or count, count))
-    )
+    instances = [
+        tuple(gpu for group in found[start : start + per] for gpu in group)
+        for start in range(0, len(found) - per + 1, per)
+    ]
+    if wanted and wanted < len(instances) and not all(gpu.whole for gpu in gpus):
+        instances = _spread(instances)
+    return tuple(instances[: wanted or None])
+
+
+def _spread(instances: Sequence[Gpus]) -> list[Gpus]:
+    """Return instances in the order in which the first ones are farthest from each other.
+
+    The next one is always on the NUMA node with the fewest, and there on the GPU with the fewest: a number that grows
+    moves none that runs.
+    """
+    waiting: dict[tuple[int, ...], dict[int, list[Gpus]]] = {}
+    for item in instances:
+        waiting.setdefault(_numa(item[0]), {}).setdefault(item[0].gpu, []).append(item)
+    return _in_turn([_in_turn(list(gpus.values())) for _node, gpus in sorted(waiting.items())])
+
+
+def _in_turn(queues: Sequence[Sequence[Gpus]]) -> list[Gpus]:
+    """Return the first of each queue, then the second of each, and so on."""
+    longest = max(map(len, queues))
+    return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
 
 
 def _groups(gpus: Sequence[LogicalGpu], size: int, domain: _Key) -> list[Gpus]:

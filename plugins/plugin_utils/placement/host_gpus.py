@@ -114,10 +114,13 @@ def _refusal(host: Host, gpu: int, available: Sequence[str], compute: str) -> li
 
 
 def _validation(host: Host, catalog: GpuCatalog) -> list[str]:
-    compute = host.settings.compute
-    gpu = host.state.gpus[0] if host.state else None
-    model = catalog.by_pci_id(gpu.pci_id) if gpu else None
-    memory = host.settings.memory or (gpu.memory if gpu else None)
+    compute, memory = host.settings.compute, host.settings.memory
+    if host.state is not None:
+        gpu = host.state.gpus[0]
+        model, memory = catalog.by_pci_id(gpu.pci_id), memory or gpu.memory
+    else:
+        model = catalog.by_name(host.settings.gpu_model or "")
+        memory = memory or (model.memory_for(model.modes[0])[0] if model else None)
     if compute is None or model is None or memory is None:
         return []
     if not model.validated or model.is_validated(compute, memory):
@@ -151,4 +154,4 @@ def _declared(
     factory = model.modes[0]
     repartition = settings.compute not in (None, factory)
     repartition = repartition or settings.memory not in (None, *model.memory_for(factory)[:1])
-    return gpus, repartition, [], []
+    return gpus, repartition, _validation(host, catalog), []

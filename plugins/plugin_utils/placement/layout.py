@@ -12,8 +12,8 @@ from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
 from ..desired.gpu_health import needs_reload
 from ..desired.node_state import NumaNode
-from ..desired.topology import LogicalGpu
 from .gpu_groups import Gpus, group_gpus, xgmi_domain
+from .gpu_shares import divided, overcommitted
 from .host_gpus import HostGpus, host_gpus
 from .network import Network
 from .network_checks import Networks, check_networks
@@ -123,7 +123,9 @@ def lay_out(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...
             problems.extend(found)
             warnings.extend(_far_apart(deployment, placed))
             warnings.extend(_low_port(deployment))
-        problems.extend(_conflicts(slots, there.gpus))
+        slots = divided(slots)
+        problems.extend(_port_conflicts(slots))
+        problems.extend(overcommitted(slots, there.gpus))
     named = tuple(replace(item, hosts=(host.name,)) for item in problems)
     return Layout(there.gpus, tuple(slots), there.repartition, tuple(warnings)), named
 
@@ -258,15 +260,13 @@ def _low_port(deployment: Deployment) -> list[str]:
     ]
 
 
-def _conflicts(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Problem]:
-    """Return at most one problem of each kind per pair of deployments, reported at the later one.
+def _port_conflicts(slots: Sequence[Slot]) -> list[Problem]:
+    """Return at most one problem per pair of deployments, reported at the later one.
 
     A group's ports are reserved on all its hosts, whichever host is the first.
     """
-    problems: dict[tuple[str, int, int], Problem] = {}
+    problems: dict[tuple[int, int], Problem] = {}
     ports: dict[int, Slot] = {}
-    used: dict[int, Slot] = {}
-    shares: dict[int, float] = {}
     for slot in sorted(slots, key=lambda item: (item.deployment.index, item.index)):
         meeting = rendezvous_port(slot.deployment, slot.index)
         first = slot.index % servers_per_host(slot.deployment) == 0
@@ -280,26 +280,6 @@ def _conflicts(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Proble
                     if meeting
                     else "."
                 )
-                key = ("port", other.deployment.index, slot.deployment.index)
+                key = (other.deployment.index, slot.deployment.index)
                 problems.setdefault(key, Problem((*slot.deployment.path, "port"), what, fix))
-        for gpu in slot.gpus:
-            other = used.setdefault(gpu.index, slot)
-            shares[gpu.index] = shares.get(gpu.index, 0.0) + slot.share
-            if shares[gpu.index] > 1 + 1e-9:
-                what = f"instances {other.name} and {slot.name} would both use GPU {gpu.index}."
-                key = ("gpus", other.deployment.index, slot.deployment.index)
-                problems.setdefault(key, Problem((*slot.deployment.path, "gpus"), what, ""))
-    free = ranges([gpu.index for gpu in gpus if gpu.index not in used])
-    fix = f"Name other GPUs in gpus; {'free: ' + free if free else 'none is free'}."
-    return [item if item.fix else Problem(item.path, item.what, fix) for item in problems.values()]
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as ranges: [0, 1, 2, 5] → "0-2, 5"."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+    return list(problems.values())

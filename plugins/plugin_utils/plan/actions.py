@@ -120,9 +120,9 @@ def build_tools(host: Host, images: Iterable[ImageStep]) -> tuple[Action, tuple[
 def numa_balancing(host: Host) -> Action | None:
     """Return the action that sets automatic NUMA balancing as configured, now and after a reboot."""
     wanted, state = host.settings.numa_balancing, host.state
-    if wanted is None:
+    if wanted is None or (state is None and wanted):  # the kernel's default is on
         return None
-    before = "unknown"
+    before = "on, as is assumed"
     if state is not None:
         if state.numa_runtime is None or _numa_matches(state, wanted):
             return None
@@ -159,21 +159,26 @@ def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
-def partition(host: Host) -> tuple[Action, ...]:
-    """Return the changes of the host's partition modes; only called if there is one, or a reload is needed."""
+def partition(host: Host, assumed: tuple[str, str] = ("", "")) -> tuple[Action, ...]:
+    """Return the changes of the host's partition modes; only called if there is one, or a reload is needed.
+
+    assumed: the compute and memory modes of a host that was not contacted.
+    """
     settings, state = host.settings, host.state
-    gpus = state.gpus if state else ()
+    count = len(state.gpus) if state else host.settings.gpu_count
+    compute, memory = ([mode] * count for mode in assumed)
+    if state is not None:
+        compute, memory = [gpu.compute or "" for gpu in state.gpus], [gpu.memory or "" for gpu in state.gpus]
     found = []
-    if settings.memory and (state is None or any(gpu.memory != settings.memory for gpu in gpus)):
-        before = _modes(gpu.memory for gpu in gpus) or "unknown"
-        after = f"{settings.memory}, reloads the driver" + ("" if state else " unless it has this mode")
+    if settings.memory and any(mode != settings.memory for mode in memory):
+        after = f"{settings.memory}, reloads the driver"
+        variable = "gpu_partition_memory"
         found.append(
-            _partition(host, "memory_partition", before, after, "gpu_partition_memory", settings.memory)
+            _partition(host, "memory_partition", _modes(host, memory), after, variable, settings.memory)
         )
-    if settings.compute and (state is None or any(gpu.compute != settings.compute for gpu in gpus)):
-        before = _modes(gpu.compute for gpu in gpus) or "unknown"
-        wanted = settings.compute
-        found.append(_partition(host, "compute_partition", before, wanted, "gpu_partition_compute", wanted))
+    if settings.compute and any(mode != settings.compute for mode in compute):
+        wanted, variable = settings.compute, "gpu_partition_compute"
+        found.append(_partition(host, "compute_partition", _modes(host, compute), wanted, variable, wanted))
     if state is not None and state.partition_change and not found:
         reason = "an earlier partition change was interrupted"
         before = f"interrupted at step {state.partition_change}"
@@ -223,10 +228,11 @@ def _gpu_action(host: Host, kind: str, before: str, after: str, reason: str) -> 
     return Action(kind, "gpu_partition", f"{count} GPUs", before, after, reason, PARTITIONING)
 
 
-def _modes(values: Iterable[str | None]) -> str:
+def _modes(host: Host, values: Iterable[str]) -> str:
     modes = [mode or "none" for mode in values]
     counts = {mode: modes.count(mode) for mode in sorted(set(modes))}
-    return ", ".join(f"{mode} on {count}" if len(counts) > 1 else mode for mode, count in counts.items())
+    text = ", ".join(f"{mode} on {count}" if len(counts) > 1 else mode for mode, count in counts.items())
+    return text if host.state else f"{text}, as is assumed"
 
 
 def stop_servers(host: Host) -> tuple[ObservedInstance, ...]:

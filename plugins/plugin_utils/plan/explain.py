@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 
 from ..desired.actions import Action
 from ..endpoint.plan import BalancerPlan
-from ..text import listed, plural
+from ..text import listed, plural, wrap
 from .explain_deployments import group_deployments, shared_warnings
 from .explain_generations import kept_lines, stored_lines
 from .host_plan import FleetPlan, HostPlan
-from .text import gpus_text, numbered, wrapped
+from .text import WIDTH, gpus_text, numbered, wrapped
 
 TITLES = {
     "docker_engine": "install the Docker engine",
@@ -57,6 +57,7 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
         lines += [*_sources(plan), *kept_lines(plan)]
     if plan.partial:
         lines += ["", *_partial(plan.partial)]
+    lines += _assumed(plan)
     warnings = [(warning, host.host.name) for host in plan.hosts for warning in host.warnings]
     warnings += [(warning, item.host.name) for item in plan.balancers for warning in item.warnings]
     notes = [*plan.warnings, *(f"{listed(hosts)}: {text}" for text, hosts in _by_text(warnings))]
@@ -86,6 +87,19 @@ def _summary(plan: FleetPlan, busy: int) -> str:
         return f"{head} nothing to do{' there' if extra else ''}; {'; '.join([rest, *extra])}."
     work = f"{plural(count, 'action')} on {busy} of them"
     return f"{head} {'; '.join([work, *extra])}."
+
+
+def _assumed(plan: FleetPlan) -> list[str]:
+    """Return what is assumed of hosts that were not contacted; all hosts are named only where they differ."""
+    facts = _by_text((item.fact, host.host.name) for host in plan.hosts for item in host.assumed)
+    if not facts:
+        return []
+    declared = [host.host.name for host in plan.hosts if host.assumed]
+    lines = ["", "Assumed until the hosts are contacted; where it does not hold, an online plan differs"]
+    for fact, hosts in facts:
+        text = fact if hosts == declared else f"{listed(hosts)}: {fact}"
+        lines += wrap(text, WIDTH, "  - ", "    ")
+    return lines
 
 
 def _balancer(plan: BalancerPlan, full: bool) -> list[str]:

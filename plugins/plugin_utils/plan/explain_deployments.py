@@ -71,7 +71,7 @@ class DeploymentText:
             lines += wrapped("parallel", "; ".join(part for part in parts if part))
         fit = instance.verdict.fit
         if fit:
-            lines += wrapped("memory", _memory(fit, deployment.instances_per_gpu))
+            lines += wrapped("memory", _memory(fit, instance))
         if instance.tuned.chosen:
             lines += wrapped(
                 "chosen", ", ".join(filter(None, (_words(instance, n) for n in instance.tuned.chosen)))
@@ -171,9 +171,15 @@ def _division(deployment: Deployment) -> str:
     return f"{' and '.join(within)} within each host, {between} parallel {parts} between them{each}"
 
 
-def _memory(fit: Fit, sharing: int) -> str:
+def _memory(fit: Fit, instance: Instance) -> str:
     # The reserve for activations and graphs is an estimate in any case.
-    unit = f"per instance, {COUNTS[sharing]} on each GPU:" if sharing > 1 else "per GPU"
+    unit, sharing = "per GPU", instance.deployment.instances_per_gpu
+    part = instance.tuned.args.get("--gpu-memory-utilization")
+    if instance.slot.share < 1 and isinstance(part, (int, float)):
+        many = f"{COUNTS[sharing]} on each GPU, each with" if sharing > 1 else "on a GPU that it shares, with"
+        unit = (
+            f"per instance, {many} {part:.0%} of it ({size(int(part * instance.slot.gpus[0].memory_bytes))}):"
+        )
     if fit.between is None:
         guess = "" if fit.basis == "exact" else ", as far as config.json says it"
         return (

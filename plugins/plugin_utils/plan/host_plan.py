@@ -18,6 +18,7 @@ from ..instances.planned import Serving
 from ..placement.layout import Layout
 from . import actions as steps
 from .actions import ImageStep, ModelStep, unique
+from .assumptions import Assumption
 
 SCHEMA = 1
 # What can take hours comes before what stops a running instance.
@@ -29,7 +30,7 @@ class HostPlan:
     """What is to be done on one host, and what it will run.
 
     policies: instances that only get their restart policy back. untouched: instances that are neither started nor
-    removed. records, bindings: for the node's store of generations.
+    removed. records, bindings: for the node's store of generations. assumed: of a host that was not contacted.
     """
 
     host: Host
@@ -50,6 +51,7 @@ class HostPlan:
     records: tuple[Mapping[str, Any], ...] = ()
     bindings: tuple[Mapping[str, Any], ...] = ()
     policies: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
 
     @property
     def partial(self) -> bool:
@@ -117,6 +119,7 @@ class HostPlan:
             "generations": [dict(item) for item in self.records],
             "bindings": [dict(item) for item in self.bindings],
             "kept": rollback_resources(self.host, self.instances),
+            **({"assumed": [item.to_json() for item in self.assumed]} if self.assumed else {}),
             "warnings": list(self.warnings),
         }
 

@@ -22,6 +22,7 @@ from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout
 from . import actions as steps
 from .actions import ImageStep, ModelStep
+from .assumptions import Assumption, assumptions, factory_modes
 from .disk_space import check_disk
 from .host_plan import HostPlan
 
@@ -71,7 +72,8 @@ class HostStages:
     """A host's plan, stage by stage.
 
     untouched: instances that are neither started nor removed. unknown: images whose software has to be read first.
-    problems: of the inventory. obstacles: what this host lacks for the plan, which concerns no other host.
+    problems: of the inventory. obstacles: what this host lacks for the plan, which concerns no other host. assumed: of
+    a host that was not contacted.
     """
 
     host: Host
@@ -84,6 +86,7 @@ class HostStages:
     warnings: tuple[str, ...]
     problems: tuple[Problem, ...]
     obstacles: tuple[Problem, ...]
+    assumed: tuple[Assumption, ...] = ()
 
     @property
     def composed(self) -> ComposedHost:
@@ -118,6 +121,7 @@ class HostStages:
             untouched=self.untouched,
             records=record.records,
             bindings=record.bindings,
+            assumed=self.assumed,
         )
 
 
@@ -141,6 +145,7 @@ def plan_stages(
         warnings=(*layout.warnings, *_warnings(host, layout), *stored.warnings, *fetch.warnings),
         problems=serve.problems,
         obstacles=(*check_host(host), *serve.obstacles, *fetch.obstacles),
+        assumed=assumptions(host, catalog),
     )
 
 
@@ -197,7 +202,7 @@ def _serve(
     if stored.stored:
         instances = tuple(sorted((*composed, *stored.stored), key=lambda item: natural(item.name)))
     if layout.repartition:
-        repartition = steps.partition(host)
+        repartition = steps.partition(host, factory_modes(host, catalog))
     else:
         repartition = steps.unfinished_partition(host, partition_modes(host, layout), instances, left)
     servers, policies, remove = _servers(host, layout, instances, left)

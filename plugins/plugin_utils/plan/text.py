@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..placement.layout import ranges
+from ..placement.gpu_shares import ranges
 from ..text import wrap
 
 WIDTH = 110

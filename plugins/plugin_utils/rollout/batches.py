@@ -212,9 +212,10 @@ def _conflicting_pairs(items: Sequence[tuple[int, RolloutInstance]]) -> Iterable
         yield from ((index, ports[port]) for port in item.new.ports if port in ports)
         for gpu in item.new.gpus:
             there = users[gpu]
-            # An instance that stays on a shared GPU, with no larger share than before, conflicts with no other one.
+            # An instance that stays on a shared GPU, and leaves the others what they have, conflicts with no other one.
             stays = item.old is not None and gpu in item.old.gpus
-            if not stays or item.new.share * len(there) > 1 + 1e-9:
+            others = sum(one.old.share for other, one in there if other != index and one.old)
+            if not stays or min(item.new.share * len(there), item.new.share + others) > 1 + 1e-9:
                 yield from ((index, other) for other, _unused in there)
 
 

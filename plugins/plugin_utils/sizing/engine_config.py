@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from .kv_cache import NO_COPIES, CacheLayout, CacheRules
+from .layers import Layer
 from .shape import ModelShape
 from .weights import FP8_TENSOR, Scheme, Share
 
@@ -37,6 +38,7 @@ class EngineConfig:
         v1: the instance uses the V1 engine.
         chunked_prefill: None if not set, which V1 treats as enabled and V0 as disabled.
         draft_bytes: weights of the draft model, divided over draft_tp GPUs (None: as many as the model's).
+        draft_layers: those of the draft, which keep KV cache on the last pipeline stage.
     """
 
     rules: CacheRules = field(repr=False)
@@ -65,6 +67,7 @@ class EngineConfig:
     chunked_prefill: bool | None = None
     draft_bytes: int = 0
     draft_tp: int | None = None
+    draft_layers: tuple[Layer, ...] = ()
 
     @property
     def draft_bytes_per_gpu(self) -> int:

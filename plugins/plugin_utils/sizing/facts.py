@@ -9,17 +9,18 @@ from typing import Any
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _SINKS = ("GptOssForCausalLM",)
+_UNKNOWN = "unknown"
 _METHODS = {"compressed-tensors": "compressed_tensors", "auto_awq": "awq", "auto_gptq": "gptq"}
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts about a model that recipes depend on.
+    """The facts about a model that recipes depend on; None: it is not known whether it is so.
 
     Attributes:
         repository: organisation/name, or the configured path.
         quantization: of the checkpoint: none, fp8, quark_fp8, quark_mxfp4, mxfp4, awq, gptq, compressed_tensors, or the
-            method's own name.
+            method's own name; unknown, or unknown_fp8 and so on where only the format of the weights is known.
         kv_scales: the checkpoint contains calibrated scales for an FP8 KV cache.
         sinks: the attention has sinks.
         sparse: the latent attention is sparse (DeepSeek-V3.2).
@@ -28,22 +29,25 @@ class ModelFacts:
 
     repository: str
     architectures: tuple[str, ...] = ()
-    moe: bool = False
-    mla: bool = False
-    sinks: bool = False
-    sliding_window: bool = False
-    multimodal: bool = False
+    moe: bool | None = False
+    mla: bool | None = False
+    sinks: bool | None = False
+    sliding_window: bool | None = False
+    multimodal: bool | None = False
     head_size: int | None = None
     quantization: str = "none"
-    kv_scales: bool = False
+    kv_scales: bool | None = False
     heads: int | None = None
-    sparse: bool = False
+    sparse: bool | None = False
 
 
-def model_facts(repository: str, config: Mapping[str, Any] | None) -> ModelFacts:
-    """Return the facts from a config.json, or only what the name allows if there is none."""
+def model_facts(
+    repository: str, config: Mapping[str, Any] | None, quantization: Mapping[str, Any] | None = None
+) -> ModelFacts:
+    """Return the facts from a config.json; without one, only what its name shows of its quantization_config."""
     if config is None:
-        return ModelFacts(repository)
+        method, scales = quantization_of({"quantization_config": quantization or {"quant_method": _UNKNOWN}})
+        return ModelFacts(repository, (), None, None, None, None, None, None, method, scales, None, None)
     text = config.get("text_config") or config
     architectures = tuple(config.get("architectures") or ())
     heads = text.get("num_attention_heads")
@@ -74,8 +78,8 @@ def _slides(text: Mapping[str, Any]) -> bool:
     return kinds is None or "sliding_attention" in kinds
 
 
-def quantization_of(config: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the checkpoint's quantization, and whether it contains scales for an FP8 KV cache."""
+def quantization_of(config: Mapping[str, Any]) -> tuple[str, bool | None]:
+    """Return the checkpoint's quantization, and whether it contains scales for an FP8 KV cache; None: unknown."""
     text = config.get("text_config") or {}
     found = (
         config.get("quantization_config")
@@ -86,6 +90,9 @@ def quantization_of(config: Mapping[str, Any]) -> tuple[str, bool]:
         return "none", False
     method = str(found.get("quant_method") or "compressed-tensors").lower()
     scales = bool(found.get("kv_cache_scheme") or found.get("kv_cache_quant_config"))
+    if method == _UNKNOWN:
+        weights = found.get("weights")
+        return (f"{_UNKNOWN}_{weights}" if weights else _UNKNOWN), scales or None
     if method != "quark":
         return _METHODS.get(method, method), scales
     weight = (found.get("global_quant_config") or {}).get("weight") or {}

@@ -98,7 +98,8 @@ def _fit(model: ModelShape, engine: EngineConfig, origin: str) -> Fit:
         notes += (f"config.json lacks {lacking}: only the size of the weights is compared with the memory",)
         left = min(available)
         return Fit(left > 0, max(weights), 0, max(0, left), 0, 0.0, length, reserve, left, ESTIMATED, notes)
-    cache = plan(stages(model.layers, engine.pp), engine.layout(model))
+    parts = stages(model.layers, engine.pp)
+    cache = plan([*parts[:-1], (*parts[-1], *engine.draft_layers)], engine.layout(model))
     basis = EXACT if model.known else ESTIMATED
     blocks = _blocks(cache, engine, available)
     needed = cache.request_blocks(length)
@@ -174,7 +175,7 @@ def _notes(model: ModelShape, engine: EngineConfig) -> tuple[str, ...]:
         )
     if model.latent and engine.tp > 1 and engine.dcp == 1:
         notes.append("Each tensor parallel rank keeps the whole latent KV cache")
-    if model.unloaded:
+    if model.unloaded and not engine.draft_layers:
         notes.append("The checkpoint's multi-token prediction layers are not loaded without speculation")
     if engine.kv_cache_dtype != "auto" and element_bytes(engine.kv_cache_dtype) is None:
         notes.append(

@@ -32,6 +32,14 @@ _FUSED = {
 }
 _FP4_EXPERTS = ("deepseek_v4",)
 """Families whose experts have FP4 weights though the checkpoint says fp8 (vllm/models/deepseek_v4/quant_config.py)."""
+_BY_NAME = {
+    "fp8": FP8_TENSOR,
+    "mxfp4": Scheme("mxfp4", 4, 1, (1, 32)),
+    "nvfp4": Scheme("nvfp4", 4, 1, (1, 16)),
+    "int8": Scheme("int8 per channel", 8, 4, (1, 0)),
+    "int4": Scheme("int4 in groups of 128", 4, 2, (1, 128), 4),
+}
+"""Formats that the name of a checkpoint shows, as most tools store them."""
 _ONLY_EXPERTS = ("mxfp4", "gpt_oss_mxfp4")
 
 
@@ -109,7 +117,8 @@ def quantization(config: Mapping[str, Any]) -> Quantization:
         others = (("*.mlp.experts.*", Scheme("mxfp4", 4, 1, (1, 32))),)
     plain, patterns = _exceptions(found)
     only = scheme is not None and _weight_only(method, found)
-    return Quantization(method, scheme, scheme is not None, others, plain, patterns, only)
+    known = scheme is not None and method != "unknown"
+    return Quantization(method, scheme, known, others, plain, patterns, only)
 
 
 def _format(
@@ -132,6 +141,8 @@ def _format(
     if method == "modelopt":
         nvfp4 = "FP4" in str(found.get("quant_algo") or _nested(found, "quantization", "quant_algo")).upper()
         return (_NVFP4 if nvfp4 else FP8_TENSOR), ()
+    if method == "unknown":
+        return _BY_NAME.get(str(found.get("weights"))), ()
     if method == "quark":
         return _quark(found)
     if method == "compressed-tensors":

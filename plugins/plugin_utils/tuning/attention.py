@@ -31,7 +31,7 @@ def refused(
     name = tuned.known.get("attention_backend")
     backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
     if _latent(tuned, model) and engine.platform == ROCM:  # vLLM's own choice may stop it too
-        name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": model.sparse})
+        name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": bool(model.sparse)})
     if not isinstance(name, str) or name not in knowledge.backends["backends"]:
         return ()
     return tuple(
@@ -42,7 +42,7 @@ def refused(
 
 def _latent(tuned: TunedSettings, model: ModelFacts) -> bool:
     """Whether vLLM runs the model's attention as latent attention."""
-    return model.mla and tuned.env.get("VLLM_MLA_DISABLE") not in ("1", "true")
+    return bool(model.mla) and tuned.env.get("VLLM_MLA_DISABLE") not in ("1", "true")
 
 
 def _shape_facts(tuned: TunedSettings, model: ModelFacts, engine: EngineConfig) -> dict[str, Any]:

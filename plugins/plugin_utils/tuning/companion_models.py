@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...module_utils.common.errors import Path
+from ...module_utils.common.errors import Path, Problem
 from ...module_utils.common.mounts import HF_MOUNT
 from ..catalog.flag_values import Value
 from ..desired.deployment import LOCAL, REPO, Deployment
@@ -76,9 +76,20 @@ def unmounted_paths(deployment: Deployment) -> tuple[str, ...]:
                     f"{key}: {name.value} is mounted by no entry of runtime.extra_mounts; unless the image has it, "
                     "vLLM stops"
                 )
-        elif not re.fullmatch(REPO, name.value):
-            found.append(f"{key}: {name.value} is neither a repository of the hub nor an absolute path")
     return tuple(dict.fromkeys(found))
+
+
+def unnamed_repositories(deployment: Deployment) -> tuple[Problem, ...]:
+    """Return a problem for each companion that is named without its organisation, or by a relative path."""
+    return tuple(
+        Problem(
+            name.path,
+            f"{name.value} is neither a repository of the hub nor an absolute path.",
+            "Write organisation/name, as on the hub, or the absolute path that it has in the container.",
+        )
+        for name in _named(deployment)
+        if not re.fullmatch(f"{REPO}|{LOCAL}", name.value)
+    )
 
 
 def draft_of(deployment: Deployment) -> tuple[ModelRepository, int | None] | None:
@@ -88,6 +99,13 @@ def draft_of(deployment: Deployment) -> tuple[ModelRepository, int | None] | Non
         return None
     size = str(_speculation(deployment).get("draft_tensor_parallel_size"))
     return draft, int(size) if size.isdigit() and int(size) > 0 else None
+
+
+def drafts_for_itself(deployment: Deployment) -> bool:
+    """Return whether layers of the model's own checkpoint draft (multi-token prediction)."""
+    given = _speculation(deployment)
+    method, model = str(given.get("method") or ""), str(given.get("model") or deployment.model)
+    return bool(given) and method not in WITHOUT_WEIGHTS and model == deployment.model
 
 
 @dataclass(frozen=True)
@@ -155,7 +173,9 @@ def _speculative_model(deployment: Deployment) -> tuple[str, str]:
         return "", ""
     if not model:
         return ("" if deployment.local_model else deployment.model), revision
-    if not method and "." in model and "/" not in model:  # a class in the image that proposes tokens
+    if not method and re.fullmatch(
+        r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", model
+    ):  # a class in the image that proposes tokens
         return "", ""
     return model, revision
 

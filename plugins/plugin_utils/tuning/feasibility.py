@@ -13,7 +13,6 @@ from ..catalog.flag_values import Value, size
 from ..catalog.images import ImageFacts, check_driver, check_image
 from ..catalog.load import Knowledge
 from ..catalog.recipes import Advice, Recipe, statement
-from ..desired.actions import size as size_text
 from ..desired.deployment import Deployment
 from ..sizing.decode import DecodeStep, decode_step
 from ..sizing.facts import ModelFacts
@@ -21,6 +20,7 @@ from ..sizing.fit import EngineConfig, Fit, fit, refusals
 from ..sizing.kv_cache import CacheRules
 from ..sizing.shape import ModelShape, model_shape
 from . import attention
+from .drafts import Draft, draft_notes, with_draft
 from .engine_refusals import engine_refusals
 from .memory_messages import FEW_REQUESTS, doubled_batch, partition_too_small, too_large, unsure
 from .statements import StatementContext, quote_statements
@@ -51,20 +51,12 @@ class Feasibility:
 
 
 @dataclass(frozen=True)
-class Draft:
-    """What drafts for the model. bytes: of its weights, None where they are not known. tp: None is the model's."""
-
-    repo: str
-    bytes: int | None
-    tp: int | None = None
-
-
-@dataclass(frozen=True)
 class KnownModel:
     """A deployment's model, as far as it is known before anything is pulled.
 
     facts: as recipes see it. config: its config.json, None where it is not known. origin: where that is from. files:
-    its files with their sizes in bytes, None where they are not known. draft: what drafts for it.
+    its files with their sizes in bytes, None where they are not known. draft: what drafts for it. near: names that are
+    known and like its own.
     """
 
     facts: ModelFacts
@@ -72,6 +64,7 @@ class KnownModel:
     origin: str
     files: Sequence[tuple[str, int]] | None = None
     draft: Draft | None = None
+    near: tuple[str, ...] = ()
 
 
 def check_feasibility(
@@ -84,6 +77,9 @@ def check_feasibility(
 ) -> Feasibility:
     """Judge the image, the memory and the model's shape."""
     problems, warnings = _image(deployment, machine, software, knowledge)
+    if model.near:
+        what = f"model: the catalogue has no {deployment.model}"
+        warnings = (*warnings, f"{what}. If it is misspelt: did you mean {' or '.join(model.near)}?")
     if tuned.problems:
         return Feasibility(None, problems, warnings)  # arithmetic with refused values tells nothing
     stops, doubts = engine_refusals(
@@ -126,8 +122,7 @@ def _judged(
         return Feasibility(None, (), (f"{text}; start one instance and read vLLM's log",), tuned.recommended)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
     problems: tuple[Problem, ...] = ()
-    if model.draft:
-        engine = replace(engine, draft_bytes=model.draft.bytes or 0, draft_tp=model.draft.tp)
+    engine = with_draft(engine, model.draft, shape)
     long = "--hf-overrides" in tuned.args or tuned.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
     refused = [item for item in refusals(shape, engine) if not (long and item[0] == "context-beyond-model")]
     for rule, text in refused[:1]:  # the others tend to be the same thing, seen from elsewhere
@@ -146,7 +141,7 @@ def _judged(
         more, doubts = too_large(deployment, shape, engine, found)
         return Feasibility(found, more, (*doubts, *batch), attention=claim, step=step)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
-    notes = (*found.notes, *_drafting(model.draft))
+    notes = (*found.notes, *draft_notes(model.draft, shape))
     said = quote_statements(
         knowledge.recipes, StatementContext(deployment, machine, tuned, model.facts, shape, engine, found)
     )
@@ -178,16 +173,6 @@ def _step(
     if engine.dp > 1 and deployment.data_parallel_balancing != "internal":
         return None
     return decode_step(shape, engine, machine.peak)
-
-
-def _drafting(draft: Draft | None) -> tuple[str, ...]:
-    if draft is None:
-        return ()
-    if draft.bytes is None:
-        return (f"The memory that the draft {draft.repo} needs is unknown, and is not counted",)
-    return (
-        f"The weights include {size_text(draft.bytes)} of the draft {draft.repo} in all; its KV cache is not counted",
-    )
 
 
 def engine_of(

@@ -59,7 +59,7 @@ def quote_statements(recipes: Sequence[Recipe], decided: StatementContext) -> tu
 
 def _method(decided: StatementContext) -> bool:
     given, own = decided.tuned.args.get("--quantization"), decided.model.quantization
-    return given is not None and own not in ("none", given)
+    return given is not None and own not in ("none", given) and not own.startswith("unknown")
 
 
 def _dtype(decided: StatementContext) -> bool:

@@ -33,16 +33,15 @@ class SwitchJudge:
         cls, own: Decisions, context: Context, model: ModelFacts, backends: Backends, switches: Switches
     ) -> SwitchJudge:
         """Return the judge of a deployment; the decisions are so far the operator's."""
-        known = bool(model.architectures or model.heads)
         latent = model.mla and own.env.get(DISABLED, "0") in ("", "0")
         facts: dict[str, Any] = {"tp": context.tp, "engine": context.engine}
         if context.gfx:
             facts["gfx"] = context.gfx
-        if known:
-            facts |= {"moe": model.moe, "mla": model.mla, "quantization": model.quantization}
+        traits = {"moe": model.moe, "mla": model.mla, "quantization": model.quantization}
+        facts |= {name: value for name, value in traits.items() if value is not None}
         conditions = {
-            "sinks": model.sinks,
-            "sparse": model.sparse,
+            "sinks": bool(model.sinks),
+            "sparse": bool(model.sparse),
             "kv_connector": "--kv-transfer-config" in own.args,
             "v1": context.engine == "V1",
         }

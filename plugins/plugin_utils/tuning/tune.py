@@ -37,6 +37,7 @@ from ..catalog.settings import SettingsBook, render_setting
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason, deployment_key
 from ..desired.reserved_flags import ENGINE_OWNED
+from ..placement.gpu_shares import SHARED_PART, UTILIZATION, on_one_gpu
 from ..sizing.decode import PeakRates
 from ..sizing.facts import ModelFacts
 from .decisions import Decisions, shown
@@ -52,8 +53,6 @@ RANGES = {
     "--block-size": (1, None, "at least 1"),
 }
 """Limits that vLLM's configuration classes check after its parser; vllm/config of the releases."""
-SHARED_PART = 0.9
-"""Share of a GPU's memory for all instances on it together; AMD gives each of two 0.45."""
 ATTENTION = "attention_backend"
 OTHER_PLATFORMS = ("cpu", "cuda")
 """Platforms to which statements about Instinct GPUs do not apply."""
@@ -326,8 +325,7 @@ class SettingsResolver:
 
     def check_share(self, knowledge: Knowledge) -> None:
         """Report instances on one GPU that together request more than its memory."""
-        count = self.deployment.instances_per_gpu
-        name = "gpu_memory_utilization"
+        count, name = on_one_gpu(self.deployment), UTILIZATION
         part = self.decisions.args.get("--gpu-memory-utilization", knowledge.default(name, self.book.release))
         if count > 1 and isinstance(part, (int, float)) and part * count > 1:
             what = (

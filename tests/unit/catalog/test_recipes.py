@@ -431,7 +431,7 @@ def test_a_recipe_fits_by_name_more_closely_than_by_architecture() -> None:
         ),
         ({"use_sliding_window": False, "sliding_window": 4096}, {"sliding_window": False}),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, {"quantization": "compressed_tensors"}),
-        (None, {"quantization": "none", "head_size": None}),
+        (None, {"quantization": "unknown", "head_size": None, "moe": None, "mla": None, "kv_scales": None}),
     ],
 )  # fmt: skip
 def test_facts_of_a_model(config: dict[str, Any] | None, expected: dict[str, Any]) -> None:

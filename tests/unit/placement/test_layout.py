@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology import LogicalGpu
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.gpu_groups import group_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.gpu_shares import ranges
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import (
     Slot,
     lay_out_fleet,
-    ranges,
 )
 
 from tests.worlds.layout_world import layouts, refused
@@ -47,9 +48,18 @@ def indices(found: list[Slot]) -> list[list[int]]:
         # … and six GPUs are of both sockets in any case.
         ({"tensor_parallel_size": 6}, "SPX", [[*range(6)]]),
         # Partitions of one GPU first; of two GPUs of a socket when so many instances are wanted.
-        ({"instances_per_host": 2, "tensor_parallel_size": 5}, "CPX", [[*range(5)], [*range(8, 13)]]),
+        ({"instances_per_host": 2, "tensor_parallel_size": 5}, "CPX", [[*range(5)], [*range(32, 37)]]),
         ({"instances_per_host": 9, "tensor_parallel_size": 5}, "CPX",
-         [[*range(i, i + 5)] for i in (0, 5, 10, 15, 20, 25, 32, 37, 42)]),
+         [[*range(i, i + 5)] for i in (0, 32, 10, 42, 20, 52, 25, 57, 5)]),
+        # Instances on partitions take all NUMA nodes and all GPUs before any GPU has two.
+        ({"instances_per_host": 2}, "CPX", [[0], [32]]),
+        ({"instances_per_host": 8}, "CPX", [[gpu] for gpu in (0, 32, 8, 40, 16, 48, 24, 56)]),
+        ({"instances_per_host": 16}, "CPX",
+         [[gpu + part] for part in (0, 1) for gpu in (0, 32, 8, 40, 16, 48, 24, 56)]),
+        ({"instances_per_host": 6}, "DPX", [[gpu] for gpu in (0, 8, 2, 10, 4, 12)]),
+        ({"instances_per_host": 4, "tensor_parallel_size": 2}, "CPX", [[0, 1], [32, 33], [8, 9], [40, 41]]),
+        ({"instances_per_host": 2, "pipeline_parallel_size": 2}, "CPX", [[0, 1], [32, 33]]),
+        ({"instances_per_host": 2, "gpus": [0, 1, 2]}, "CPX", [[0], [1]]),  # the operator's order
         ({"instances_per_host": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "SPX",
          [[0, 1, 2, 3], [4, 5, 6, 7]]),
         # Stages of a pipeline may lie on different sockets; the groups within a stage do not.
@@ -61,6 +71,23 @@ def test_gpus(wanted: dict[str, Any], mode: str, expected: list[list[int]]) -> N
     assert indices(slots(wanted, gpus=gpus(mode))) == expected
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("mode", ["DPX", "QPX", "CPX"])
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_no_gpu_has_two_instances_more_than_another(mode: str, size: int, nodes: int) -> None:
+    cards = [{**gpu, "numa_node": gpu["index"] * nodes // 8} for gpu in gpus(mode)]
+    parts = len(cards[0]["partitions"])
+    earlier: list[Any] = []
+    for count in range(1, 8 * (parts // size)):
+        found = slots({"instances_per_host": count, "tensor_parallel_size": size}, gpus=cards)
+        on = Counter(slot.gpus[0].gpu for slot in found)
+        assert max(on.values()) - (min(on.values()) if len(on) == 8 else 0) <= 1
+        at = Counter(slot.gpus[0].numa for slot in found)
+        assert max(at.values()) - (min(at.values()) if len(at) == nodes else 0) <= 1
+        assert indices(found)[:-1] == earlier  # one more moves none that runs
+        earlier = indices(found)
+
+
 def test_several_instances_share_a_gpu() -> None:
     found = slots({"instances_per_host": "max", "instances_per_gpu": 3, "gpus": [2, 5]})
     assert indices(found) == [[2], [2], [2], [5], [5], [5]]
@@ -69,15 +96,72 @@ def test_several_instances_share_a_gpu() -> None:
     assert indices(slots({"instances_per_host": 4, "instances_per_gpu": 3})) == [[0], [0], [0], [1]]
 
 
+TO_SHARE = (
+    " To share it, name it in the gpus of all, and set instances_per_gpu: {count} in each, or gpu_memory_utilization "
+    "in each, together at most 1 (without it each takes about 0.9)."
+)
+
+
 def test_deployments_share_a_gpu_up_to_its_memory() -> None:
     half = {"instances_per_gpu": 2, "gpus": [0]}
     pair = [deployment(name="a", **half), deployment(name="b", port=9000, **half)]
     assert indices(list(layouts({"n1": state()}, pair)["n1"].slots)) == [[0], [0]]
     third = deployment(name="c", port=9100, instances_per_gpu=8, gpus=[0])
     assert refused([*pair, third]) == [
-        "vllm_deployments[2].gpus (host n1): instances a-0 and c-0 would both use GPU 0. Name other GPUs in gpus; "
-        "free: 1-7."
+        "vllm_deployments[2].gpus (host n1): instances a-0 and c-0 would both use GPU 0, and want 112% of its memory "
+        "(0.5 + 0.5 + 0.125). Name other GPUs in gpus; free: 1-7." + TO_SHARE.format(count=3)
     ]
+
+
+def sharing(*parts: float | str | None, **keys: Any) -> list[dict[str, Any]]:
+    """Deployments on GPU 0, each with its part of the memory."""
+    return [
+        deployment(
+            name=f"m{index}",
+            port=8000 + 100 * index,
+            **{"gpus": [0], **keys},
+            engine_args={} if part is None else {"gpu_memory_utilization": part},
+        )
+        for index, part in enumerate(parts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "keys"),
+    [
+        ((0.45, 0.45), {}),
+        ((0.6, 0.3), {}),
+        ((0.6, 0.3), {"instances_per_gpu": 2}),
+        ((0.5, 0.25, 0.25), {}),
+        (("0.45", 0.45), {}),
+        ((0.45, 0.45), {"tensor_parallel_size": 2, "gpus": [0, 1]}),
+    ],
+)
+def test_unequal_deployments_share_a_gpu(parts: tuple[float, ...], keys: dict[str, Any]) -> None:
+    found = layouts({"n1": state()}, sharing(*parts, **keys))["n1"].slots
+    assert [slot.share for slot in found] == [float(part) for part in parts]
+    assert {tuple(gpu.index for gpu in slot.gpus) for slot in found} == {tuple(keys.get("gpus", [0]))}
+
+
+@pytest.mark.parametrize(
+    ("parts", "keys", "text"),
+    [
+        ((0.6, 0.45), {}, "m0-0 and m1-0 would both use GPU 0, and want 105% of its memory (0.6 + 0.45)."),
+        ((0.6, None), {}, "m0-0 and m1-0 would both use GPU 0."),
+        ((None, None), {}, "set instances_per_gpu: 2 in each, or gpu_memory_utilization in each"),
+        # Not by accident: who names no GPU wants one of its own.
+        ((0.45, 0.45), {"gpus": None}, "m0-0 and m1-0 would both use GPU 0."),
+        ((0.9, 0.9), {"tensor_parallel_size": 2, "gpus": [0, 1]}, "set gpu_memory_utilization in each"),
+    ],
+)
+def test_a_gpu_that_is_too_small_for_all(parts: tuple[float, ...], keys: dict[str, Any], text: str) -> None:
+    (problem,) = refused(sharing(*parts, **keys))
+    assert text in problem
+
+
+def test_a_part_of_the_memory_alone_shares_nothing() -> None:
+    (slot,) = layouts({"n1": state()}, sharing(0.5))["n1"].slots
+    assert slot.share == 1
 
 
 def test_groups_stay_in_an_island_of_eight() -> None:
@@ -243,12 +327,12 @@ def test_each_pair_of_deployments_is_told_once_at_the_later_one() -> None:
     assert refused(wanted) == [
         "vllm_deployments[1].port (host n1): instances a-1 and b-0 would both listen on port 8001. Choose another "
         "port; instance i of a deployment uses port + i.",
-        "vllm_deployments[2].gpus (host n1): instances b-1 and c-0 would both use GPU 3. Name other GPUs in gpus; "
-        "free: 5-7.",
         "vllm_deployments[3].port (host n1): instances a-0 and d-0 would both listen on port 8000. Choose another "
         "port; instance i of a deployment uses port + i.",
+        "vllm_deployments[2].gpus (host n1): instances b-1 and c-0 would both use GPU 3. Name other GPUs in gpus; "
+        "free: 5-7." + TO_SHARE.format(count=2),
         "vllm_deployments[3].gpus (host n1): instances a-0 and d-0 would both use GPU 0. Name other GPUs in gpus; "
-        "free: 5-7.",
+        "free: 5-7." + TO_SHARE.format(count=2),
     ]
 
 
@@ -259,7 +343,7 @@ def test_no_gpu_is_left() -> None:
     ]
     assert refused(both) == [
         "vllm_deployments[1].gpus (host n1): instances a-5 and b-0 would both use GPU 5. Name other GPUs in gpus; "
-        "none is free."
+        "none is free." + TO_SHARE.format(count=2)
     ]
 
 

@@ -103,8 +103,8 @@ VARY = "moving pages between sockets makes transfers between CPU, GPU and networ
 @pytest.mark.parametrize(
     ("found", "wanted", "expected"),
     [
-        (None, False, ("unknown", "off now and after a reboot", VARY)),
-        (None, True, ("unknown", "on now and after a reboot", "host_prep_numa_balancing is true")),
+        (None, False, ("on, as is assumed", "off now and after a reboot", VARY)),
+        (None, True, None),
         (
             state(),
             False,
@@ -203,7 +203,7 @@ def test_what_is_stopped_for_a_change_of_modes() -> None:
     ).to_json()["hosts"]["n1"]  # fmt: skip
     assert [
         (item["target"], item["before"]) for item in data["actions"] if item["role"] == "gpu_partition"
-    ] == [("4 GPUs", "unknown")]
+    ] == [("4 GPUs", "SPX, as is assumed")]
 
 
 GPUS = "ROCm/amdgpu-docs docs/gpu-partitioning"
@@ -251,13 +251,17 @@ def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
             {"memory": "NPS1"},
             [("memory_partition", "1 GPUs", "none", "NPS1, reloads the driver", "gpu_partition_memory is NPS1")],
         ),
-        (None, {"compute": "CPX"}, [("compute_partition", "8 GPUs", "unknown", "CPX", "gpu_partition_compute is CPX")]),
+        (
+            None,
+            {"compute": "CPX"},
+            [("compute_partition", "8 GPUs", "SPX, as is assumed", "CPX", "gpu_partition_compute is CPX")],
+        ),
         (
             None,
             {"memory": "NPS4"},
             [
                 (
-                    "memory_partition", "8 GPUs", "unknown", "NPS4, reloads the driver unless it has this mode",
+                    "memory_partition", "8 GPUs", "NPS1, as is assumed", "NPS4, reloads the driver",
                     "gpu_partition_memory is NPS4",
                 )
             ],
@@ -281,7 +285,7 @@ def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
 )  # fmt: skip
 def test_changes_of_modes(found: Any, wanted: dict[str, str], expected: list[Told]) -> None:
     there = host(found, instinct_gpus={"model": "MI300X", "count": 8})
-    made = partition(replace(there, settings=replace(there.settings, **wanted)))
+    made = partition(replace(there, settings=replace(there.settings, **wanted)), ("SPX", "NPS1"))
     assert [(item.kind, *told(item)[:4]) for item in made] == expected
     assert {(item.role, item.source) for item in made} <= {("gpu_partition", GPUS)}
 

@@ -101,7 +101,24 @@ def test_gpus(gpus: list[int], text: str) -> None:
 def test_instances_that_share_a_gpu() -> None:
     text = explain(plan({"n1": state()}, [deployment(instances_per_gpu=2, instances_per_host="max")]))
     assert "(16 instances), ports 8000-8015, GPUs 0-7, two on each: absent → running" in text
-    assert "memory per instance, two on each GPU: 4.8 GiB of weights and " in block(text, "llama")
+    said = "memory per instance, two on each GPU, each with 45% of it (86.4 GiB): 4.8 GiB of weights and "
+    assert said in block(text, "llama")
+
+
+def test_two_models_share_a_gpu_as_the_documents_write_it() -> None:
+    parts = {"a": 0.6, "b": 0.3}
+    wanted = [
+        deployment(name=name, gpus=[0], port=8000 + index, engine_args={"gpu_memory_utilization": part})
+        for index, (name, part) in enumerate(parts.items())
+    ]
+    made = plan({"n1": state()}, wanted)
+    text = explain(made)
+    assert "per instance, on a GPU that it shares, with 60% of it (115.2 GiB)" in block(text, "a")
+    assert "per instance, on a GPU that it shares, with 30% of it (57.6 GiB)" in block(text, "b")
+    for item in made.to_json()["hosts"]["n1"][
+        "instances"
+    ]:  # neither waits for a GPU that the other keeps in use
+        assert "--gpu renderD128" not in item["server"]["files"]["serve.sh"]["text"]
 
 
 def test_what_is_chosen_and_the_command_can_be_copied() -> None:

@@ -83,7 +83,7 @@ def test_a_bare_host() -> None:
     ]
     assert host["models"][0]["commit"] == COMMIT
     assert host["models"][0]["image"] == PULL
-    assert [item["render_nodes"] for item in host["instances"]] == [["renderD128"], ["renderD129"]]
+    assert [item["render_nodes"] for item in host["instances"]] == [["renderD128"], ["renderD160"]]
     assert [item["name"] for item in host["servers"]] == ["llama-0", "llama-1"]
     assert host["gpus"] == {"model": "MI300X", "count": 8, "logical": 64, "compute": "CPX"}
 
@@ -405,7 +405,7 @@ def test_offline_plans_a_bare_host_and_needs_no_pins() -> None:
         "docker_engine", "numa_balancing", "image", "model", "generation", "compute_partition", "server", "server",
     ]  # fmt: skip
     assert host["images"][0]["pull"] == IMAGE
-    assert host["instances"][1]["render_nodes"] == ["renderD129"]
+    assert host["instances"][1]["render_nodes"] == ["renderD144"]  # the other socket
     assert host["gpus"] == {"model": "MI355X", "count": 4, "logical": 8, "compute": "DPX"}
 
 

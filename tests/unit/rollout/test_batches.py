@@ -109,6 +109,13 @@ TOGETHER = {
         [member("n1", i, old=place(0, 8000 + i), new=place(0, 8000 + i, 0.5)) for i in range(2)],
         ["n1 llama-0", "n1 llama-1"],
     ),
+    "two of unequal shares stay on a GPU": (
+        [
+            member("n1", i, old=place(0, 8000 + i, part), new=place(0, 8000 + i, part))
+            for i, part in enumerate((0.6, 0.3))
+        ],
+        ["n1 llama-0", "n1 llama-1"],
+    ),
     "one of two on a GPU gets more of it": (
         [
             member("n1", 0, old=place(0, 8000), new=place(0, 8000, 1.0)),

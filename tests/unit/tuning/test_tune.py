@@ -133,7 +133,7 @@ def test_an_image_for_cpu_gets_nothing_for_gpus() -> None:
         ),
         (
             "0.33.0",
-            {"instances_per_gpu": 2, "engine_args": {"gpu_memory_utilization": 0.9}},
+            {"instances_per_gpu": 2, "instances_per_host": 2, "engine_args": {"gpu_memory_utilization": 0.9}},
             "2 instances per GPU with gpu_memory_utilization 0.9 each want 180% of its memory. Leave "
             "gpu_memory_utilization out, or set it to at most 0.45.",
         ),
