@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from ..tuning.feasibility import Draft, Feasibility, KnownModel, check_feasibili
 from ..tuning.image_software import software_of
 from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
+from .measured_starts import StartRecord, measured, recorded_starts, start_key
 from .planned import Planned
 from .render import Render
 from .secret_variables import secrets_mark
@@ -73,6 +74,11 @@ class InstanceFactory:
         self._made: dict[tuple[Any, ...], Planned] = {}
         self._decided: dict[tuple[Any, ...], DeploymentDecision] = {}
         self._software: dict[tuple[Any, ...], ImageFacts | None] = {}
+        self._starts: dict[str, StartRecord] = {}
+
+    def use_starts(self, hosts: Iterable[Host]) -> None:
+        """Use what instances on these hosts measured when they started instead of estimates, for all hosts alike."""
+        self._starts = {**recorded_starts(hosts), **self._starts}
 
     @property
     def cited_sources(self) -> dict[str, Mapping[str, Any]]:
@@ -173,8 +179,19 @@ class InstanceFactory:
             return found.commit if found else ""
 
         tuned = with_pins(tuned, deployment, commit_of)
-        model = KnownModel(facts, config, origin, files, self._draft(deployment, endpoint))
+        image = self.lock.image(deployment.image) if deployment.image else None
+        key = start_key(
+            deployment,
+            image.digest if image else deployment.image_ref,
+            pin.commit if pin else deployment.revision,
+            machine,
+            tuned,
+        )
+        draft = self._draft(deployment, endpoint)
+        seen = measured(self._starts, key, tuned.args.get("--block-size"))
+        model = KnownModel(facts, config, origin, files, draft, measured=seen)
         verdict = check_feasibility(deployment, machine, software, tuned, model, self.knowledge)
+        verdict = replace(verdict, start_key=key)
         verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted_paths(deployment)))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
         return DeploymentDecision(tuned, verdict, wrong)

@@ -172,13 +172,22 @@ def _division(deployment: Deployment) -> str:
 
 
 def _memory(fit: Fit, sharing: int) -> str:
+    unit = f"per instance, {COUNTS[sharing]} on each GPU:" if sharing > 1 else "per GPU"
+    weights = f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and"
+    requests = f"{fit.max_concurrency:.1f} requests of {fit.max_model_len:,} tokens at once"
+    if fit.measured:
+        text = f"{weights} {size(fit.kv_cache_bytes)} of KV cache: {fit.kv_cache_tokens:,} tokens, {requests}"
+        return f"{text}; measured on {fit.measured.host} at {fit.measured.at}"
     # The reserve for activations and graphs is an estimate in any case; with a guessed shape, so is all of it.
     guess = "" if fit.basis == "exact" else ", a rough estimate"
-    unit = f"per instance, {COUNTS[sharing]} on each GPU:" if sharing > 1 else "per GPU"
-    return (
-        f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and about {size(fit.kv_cache_bytes)} of KV cache{guess}: "
-        f"{fit.kv_cache_tokens:,} tokens, {fit.max_concurrency:.1f} requests of {fit.max_model_len:,} tokens at once"
-    )
+    if fit.ranges is None:
+        text = f"{weights} about {size(fit.kv_cache_bytes)} of KV cache{guess}"
+        return f"{text}: {fit.kv_cache_tokens:,} tokens, {requests}"
+    (low, high), (least, most) = fit.ranges.kv_cache_bytes, fit.ranges.kv_cache_tokens
+    unit_of = size(high).rpartition(" ")[2]
+    sizes = f"{size(low).removesuffix(unit_of).rstrip()} to {size(high)}"
+    text = f"{weights} about {size(fit.kv_cache_bytes)} of KV cache ({sizes}){guess}: {fit.kv_cache_tokens:,} tokens"
+    return f"{text} ({least:,} to {most:,}), {requests}; vLLM measures it at its start"
 
 
 def _words(instance: Instance, name: str) -> str:

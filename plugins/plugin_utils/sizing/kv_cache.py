@@ -66,7 +66,7 @@ class CacheRules:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> CacheRules:
         """Build the rules of a release from the catalogue's values."""
-        reserve = {
+        reserve: dict[str, Any] = {
             key: tuple(item) if isinstance(item, list) else item for key, item in values["reserve"].items()
         }
         made = {"states": StateCopies(**values["states"]), "reserve": ReserveRules(**reserve)}
