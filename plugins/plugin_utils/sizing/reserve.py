@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .engine_config import EngineConfig
-from .kv_cache import Span
 from .shape import ModelShape
 
 _MIB = 1 << 20
@@ -35,16 +34,12 @@ def reserve(model: ModelShape, engine: EngineConfig) -> Reserve:
     """Return what is in use besides weights and KV cache, as far as vLLM counts it against its budget."""
     if engine.platform == "cpu":
         return NOTHING
-    found = [active + fixed for active, fixed in zip(_activations(model, engine), _fixed(model, engine))]
-    return Reserve(*(int(size) for size in found))
+    active, fixed = activations(model, engine), _fixed(model, engine)
+    return Reserve(active.low + fixed.low, active.expected + fixed.expected, active.high + fixed.high)
 
 
 def activations(model: ModelShape, engine: EngineConfig) -> Reserve:
     """Return the peak of activations alone, which vLLM's log names `peak activation`."""
-    return Reserve(*(int(size) for size in _activations(model, engine)))
-
-
-def _activations(model: ModelShape, engine: EngineConfig) -> Span:
     rules = engine.rules.reserve
     tokens, size, tp = engine.step_tokens(model), max(2, engine.element(model)), engine.tp
     # Residual and hidden states twice each; gate, up and their product, or the routed copies of each token.
@@ -59,29 +54,29 @@ def _activations(model: ModelShape, engine: EngineConfig) -> Span:
     # Embeddings of images wait in the encoder's cache meanwhile, a step's tokens of them.
     images = hidden if model.other_bytes else 0
 
-    def peak(which: int) -> float:
+    def peak(which: int) -> int:
         sampling = rows * model.vocab * logit[which]
         sampling += hidden + scratch if sampling else 0
         experts = tokens * size * routed * rules.routed[which]
-        return max(step * rules.forward[which], sampling) + experts + images
+        return int(max(step * rules.forward[which], sampling) + experts + images)
 
-    return peak(LEAST), peak(USUAL), peak(MOST)
+    return Reserve(peak(LEAST), peak(USUAL), peak(MOST))
 
 
-def _fixed(model: ModelShape, engine: EngineConfig) -> Span:
+def _fixed(model: ModelShape, engine: EngineConfig) -> Reserve:
     """Return what does not depend on the model's sizes: libraries, communication, graphs."""
     rules = engine.rules.reserve
     together = engine.tp * engine.pp * engine.dp > 1
     counted = engine.rules.graphs_counted and not engine.enforce_eager
 
-    def total(which: int) -> float:
+    def total(which: int) -> int:
         found = rules.alone[which]
         found += rules.joined[which] if together else 0
         found += rules.graphs[which] if counted else 0
         found += rules.encoder[which] if model.other_bytes else 0
-        return found * _MIB + (_quick_reduce(engine) if together and rules.joined[LEAST] else 0)
+        return int(found * _MIB) + (_quick_reduce(engine) if together and rules.joined[LEAST] else 0)
 
-    return total(LEAST), total(USUAL), total(MOST)
+    return Reserve(total(LEAST), total(USUAL), total(MOST))
 
 
 def _quick_reduce(engine: EngineConfig) -> int:
