@@ -14,7 +14,7 @@ from ...module_utils.common.hashing import canonical, text_hash
 from ..desired.deployment import Deployment
 from ..desired.fleet import Host
 from ..desired.node_state import RecordedStart
-from ..sizing.estimates import Measured
+from ..sizing.estimates import MeasuredStart
 from ..sizing.start_log import read_start_log
 from ..tuning.tune import TargetGpu, TunedSettings
 
@@ -64,10 +64,10 @@ def recorded_starts(hosts: Iterable[Host]) -> dict[str, StartRecord]:
     return found
 
 
-def measured(starts: Mapping[str, StartRecord], key: str, block_size: object) -> Measured | None:
+def measured(starts: Mapping[str, StartRecord], key: str, block_size: object) -> MeasuredStart | None:
     """Return what was measured at a start with this key; None if there was none, or its log does not tell."""
     record = starts.get(key)
     if record is None:
         return None
     log = read_start_log(record.start.lines, block_size if isinstance(block_size, int) else 16)
-    return Measured(log, record.host, record.start.at) if log else None
+    return MeasuredStart(log, record.host, record.start.at) if log else None

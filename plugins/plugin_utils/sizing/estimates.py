@@ -10,7 +10,7 @@ from .start_log import StartLog
 
 
 @dataclass(frozen=True)
-class Ranges:
+class PredictedRanges:
     """The least and the most of each estimate. surely_fits: the model fits beside the largest reserve."""
 
     reserve_bytes: tuple[int, int]
@@ -28,7 +28,7 @@ class Ranges:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStart:
     """What vLLM printed at a start. host: where; at: when (UTC)."""
 
     log: StartLog

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .engine_config import GIB, EngineConfig
-from .estimates import Measured, Ranges
+from .estimates import MeasuredStart, PredictedRanges
 from .kv_cache import CachePlan, element_bytes, plan
 from .layers import Layer
 from .reserve import Reserve, graph_bytes, reserve
@@ -53,8 +53,8 @@ class Fit:
     headroom_bytes: int
     basis: str
     notes: tuple[str, ...] = ()
-    ranges: Ranges | None = None
-    measured: Measured | None = None
+    ranges: PredictedRanges | None = None
+    measured: MeasuredStart | None = None
 
     @property
     def surely_fits(self) -> bool:
@@ -118,7 +118,9 @@ def stage_weights(model: ModelShape, engine: EngineConfig) -> tuple[int, ...]:
     return tuple(result)
 
 
-def fit(model: ModelShape, engine: EngineConfig, origin: str = "", measured: Measured | None = None) -> Fit:
+def fit(
+    model: ModelShape, engine: EngineConfig, origin: str = "", measured: MeasuredStart | None = None
+) -> Fit:
     """Return whether the model fits, and what the KV cache then holds.
 
     origin: the source of the model's shape, for the notes. measured: what a start of the same engine measured.
@@ -170,12 +172,12 @@ def _filled(
 
 def _ranges(
     model: ModelShape, engine: EngineConfig, cache: CachePlan, weights: Sequence[int], estimate: Reserve
-) -> Ranges | None:
+) -> PredictedRanges | None:
     """Return the ranges that follow from the least and the most of the reserve; None if it decides nothing."""
     if estimate.high == 0 or engine.kv_cache_memory_bytes is not None:
         return None
     least, most = (_filled(model, engine, cache, weights, size) for size in (estimate.high, estimate.low))
-    return Ranges(
+    return PredictedRanges(
         reserve_bytes=(estimate.low, estimate.high),
         kv_cache_bytes=(least.kv_cache_bytes, most.kv_cache_bytes),
         kv_cache_tokens=(least.kv_cache_tokens, most.kv_cache_tokens),
@@ -184,7 +186,7 @@ def _ranges(
 
 
 def _corrected(
-    predicted: Fit, model: ModelShape, engine: EngineConfig, cache: CachePlan, measured: Measured
+    predicted: Fit, model: ModelShape, engine: EngineConfig, cache: CachePlan, measured: MeasuredStart
 ) -> Fit:
     """Return the fit with what a start measured instead of the estimates.
 
@@ -284,7 +286,7 @@ def _notes(model: ModelShape, engine: EngineConfig) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _estimates(engine: EngineConfig, estimate: Reserve, measured: Measured | None) -> tuple[str, ...]:
+def _estimates(engine: EngineConfig, estimate: Reserve, measured: MeasuredStart | None) -> tuple[str, ...]:
     """Return the notes on values that are estimated."""
     if measured:
         return ()

@@ -16,7 +16,7 @@ from ..catalog.recipes import Advice, Recipe, statement
 from ..desired.actions import size as size_text
 from ..desired.deployment import Deployment
 from ..sizing.decode import DecodeStep, decode_step
-from ..sizing.estimates import Measured
+from ..sizing.estimates import MeasuredStart
 from ..sizing.facts import ModelFacts
 from ..sizing.fit import EngineConfig, Fit, fit, refusals, remedies
 from ..sizing.kv_cache import CacheRules
@@ -76,7 +76,7 @@ class KnownModel:
     origin: str
     files: Sequence[tuple[str, int]] | None = None
     draft: Draft | None = None
-    measured: Measured | None = None
+    measured: MeasuredStart | None = None
 
 
 def check_feasibility(

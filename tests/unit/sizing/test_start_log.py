@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.estimates import Measured
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.estimates import MeasuredStart
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import Fit, fit
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.start_log import StartLog, read_start_log
 
@@ -84,8 +84,8 @@ GIVEN = engine(max_num_seqs=1024, max_model_len=8192)
 LOG = StartLog(gib(145.8), 1194384, 8192, gib(14.99))
 
 
-def measured(log: StartLog) -> Measured:
-    return Measured(log, "n1", "2026-06-04T10:00:00Z")
+def measured(log: StartLog) -> MeasuredStart:
+    return MeasuredStart(log, "n1", "2026-06-04T10:00:00Z")
 
 
 def with_log(log: StartLog, length: int = 8192) -> Fit:
