@@ -71,6 +71,9 @@ options:
           - The attention backend that the server is expected to take (C(planned)), and by backend the texts of a
             starting server's log that prove it (C(lines)). Without it, no log is checked for that.
         type: dict
+      memory:
+        description: What is recorded beside the memory that vLLM measures at its start (C(key), and the prediction).
+        type: dict
       ready_timeout:
         description: Seconds from the start to the first tokens. Default is 1800.
         type: int

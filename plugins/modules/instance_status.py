@@ -43,7 +43,7 @@ instance_status:
           null if it was not queried; C(metrics) is null if there are none; C(failure) is the cause in the log of a
           container that exited by itself and has no supervisor. C(attention) has the planned attention
           backend and those that this container's log proved at its start; null if none was planned, or the log was
-          not read yet.
+          not read yet. C(start) has what vLLM measured when it started, as M(instinct.fleet.node_state) has it.
       type: list
       elements: dict
       sample: [{name: llama-0, deployment: llama, status: running, exit_code: 0, oom_killed: false, started: 1.0,

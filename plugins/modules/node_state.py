@@ -200,7 +200,8 @@ node_state:
       description:
         - Containers of instances. C(spec_hash) is the hash of the files from which the container was created,
           C(artefact_hash) that of the instance's present files, null if one is missing. C(files) has their sha256.
-          C(own_restart_policy) is the one that the container has while it is to run.
+          C(own_restart_policy) is the one that the container has while it is to run. C(start) has the lines of vLLM's
+          log that tell the memory that it measured when it started, null if they are not recorded.
         - C(supervisor) is the report of the supervisor around vLLM, null if there is none - C(state) is one of
           V(waiting), V(starting), V(running), V(stopping), V(gave_up); C(failures) counts consecutive unrequested ends
           of vLLM, C(first) is the first of them; C(peer) is the end of another rank that ended the last run.
@@ -211,6 +212,8 @@ node_state:
                 image_id: "sha256:11",
                 started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0, ready: true,
                 restart_policy: always, own_restart_policy: always,
+                start: {key: 56ef, predicted_tokens: [3853472, 4053248], container: "64 hex digits",
+                        at: "2026-01-01T00:01:00Z", lines: ["GPU KV cache size: 3,994,976 tokens"]},
                 supervisor: {state: starting, since: 1795298436.1, why: "", failures: 1, peer: null,
                              first: {kind: out_of_memory, line: HIP out of memory, next_step: Use more GPUs}}}]
     generations:
@@ -965,6 +968,7 @@ def read_instances(
             "own_restart_policy": labels.get(RESTART_LABEL),
             "ready": ready_container(state_dir, name) == entry["Id"],
             "supervisor": read_supervisor(os.path.join(data_dir, "cache", name)),
+            "start": read_start(state_dir, name),
         })  # fmt: skip
     return sorted(found, key=lambda instance: str(instance["name"]))
 
@@ -976,6 +980,16 @@ def ready_container(state_dir: str, name: str) -> str | None:
             return file.read().strip()
     except (OSError, ValueError):
         return None
+
+
+def read_start(state_dir: str, name: str) -> dict[str, Any] | None:
+    """Return what an instance's vLLM measured when it started, as recorded by vllm_server."""
+    try:
+        with open(os.path.join(state_dir, "instances", name, "start.json"), encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def read_instance_key(state_dir: str) -> str | None:

@@ -196,6 +196,7 @@ def argument_spec():
                 "served_model": {"type": "str"},
                 "headless": {"type": "bool"},
                 "attention": {"type": "dict"},
+                "memory": {"type": "dict"},
                 "ready_timeout": {"type": "int"},
                 "stop_timeout": {"type": "int"},
                 "secrets": {"type": "str", "no_log": False},

@@ -62,6 +62,26 @@ def endpoint(balanced_lab: Lab) -> Endpoint:
     return Endpoint.deployed(balanced_lab, "deploy")
 
 
+@pytest.mark.deep
+def test_the_plan_has_what_the_real_vllm_measured(endpoint: Endpoint) -> None:
+    lab = endpoint.lab
+    run = lab.play("plan")
+    assert run.rc == 0, run.out[-4000:]
+    for host in lab.hosts:
+        show = "docker logs instinct-llama-0 2>&1 | grep -o 'KV cache size: [0-9,]* tokens' | tail -n 1"
+        logged = int(lab.on(host, show).split()[3].replace(",", ""))
+        fit = run.plan["hosts"][host]["instances"][0]["fit"]
+        assert fit["measured"]["host"] in lab.hosts
+        assert (fit["measured"]["kv_cache_tokens"], fit["kv_cache_tokens"]) == (logged, logged)
+        # What was read back asks for nothing.
+        assert run.plan["hosts"][host]["actions"] == []
+    # Another number of requests at once is another engine.
+    serve(lab, 33)
+    other = lab.play("plan")
+    serve(lab, 32)
+    assert all(host["instances"][0]["fit"]["measured"] is None for host in other.plan["hosts"].values())
+
+
 @pytest.mark.deep  # six minutes; in every run, test_rollout proves as much of the stand-in
 def test_an_upgrade_and_a_rollback_of_the_real_vllm_lose_no_request(endpoint: Endpoint) -> None:
     lab = endpoint.lab

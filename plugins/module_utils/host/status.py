@@ -148,6 +148,7 @@ def _instance(node: StatusPaths, name: str, container: Json) -> dict[str, Any]:
         "endpoint": endpoint_of(read_text(f"{directory}/serve.sh") or ""),
         "ready": (read_text(f"{directory}/{READY_FILE}") or "").strip() == container["Id"],
         "attention": {"planned": proof.planned, "running": list(proof.running)} if proof else None,
+        "start": read_json(f"{directory}/start.json"),
         "supervisor": supervisor,
         "health": None,
         "metrics": None,

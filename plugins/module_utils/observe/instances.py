@@ -74,6 +74,7 @@ def read_instances(
             "own_restart_policy": labels.get(RESTART_LABEL),
             "ready": ready_container(state_dir, name) == entry["Id"],
             "supervisor": read_supervisor(os.path.join(data_dir, "cache", name)),
+            "start": read_start(state_dir, name),
         })  # fmt: skip
     return sorted(found, key=lambda instance: str(instance["name"]))
 
@@ -85,6 +86,16 @@ def ready_container(state_dir: str, name: str) -> str | None:
             return file.read().strip()
     except (OSError, ValueError):
         return None
+
+
+def read_start(state_dir: str, name: str) -> dict[str, Any] | None:
+    """Return what an instance's vLLM measured when it started, as recorded by vllm_server."""
+    try:
+        with open(os.path.join(state_dir, "instances", name, "start.json"), encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def read_instance_key(state_dir: str) -> str | None:

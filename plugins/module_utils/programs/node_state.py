@@ -198,7 +198,8 @@ node_state:
       description:
         - Containers of instances. C(spec_hash) is the hash of the files from which the container was created,
           C(artefact_hash) that of the instance's present files, null if one is missing. C(files) has their sha256.
-          C(own_restart_policy) is the one that the container has while it is to run.
+          C(own_restart_policy) is the one that the container has while it is to run. C(start) has the lines of vLLM's
+          log that tell the memory that it measured when it started, null if they are not recorded.
         - C(supervisor) is the report of the supervisor around vLLM, null if there is none - C(state) is one of
           V(waiting), V(starting), V(running), V(stopping), V(gave_up); C(failures) counts consecutive unrequested ends
           of vLLM, C(first) is the first of them; C(peer) is the end of another rank that ended the last run.
@@ -209,6 +210,8 @@ node_state:
                 image_id: "sha256:11",
                 started_at: "2026-01-01T00:00:00Z", exit_code: 0, restart_count: 0, ready: true,
                 restart_policy: always, own_restart_policy: always,
+                start: {key: 56ef, predicted_tokens: [3853472, 4053248], container: "64 hex digits",
+                        at: "2026-01-01T00:01:00Z", lines: ["GPU KV cache size: 3,994,976 tokens"]},
                 supervisor: {state: starting, since: 1795298436.1, why: "", failures: 1, peer: null,
                              first: {kind: out_of_memory, line: HIP out of memory, next_step: Use more GPUs}}}]
     generations:

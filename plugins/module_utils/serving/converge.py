@@ -29,6 +29,7 @@ from . import supervisor_versions
 from .attention import ATTENTION_FILE, Proof, proof_of, warnings
 from .health import port_holder
 from .instance import (
+    LABELS,
     LOG_FILE,
     READY_FILE,
     ObservedServer,
@@ -44,6 +45,7 @@ from .instance import (
 from .readiness import ServerFailed, wait_ready
 from .staged_files import discard, put_in_place, stage
 from .start_errors import NO_DEVICE, explain_refusal
+from .start_lines import START_FILE, start_text
 
 POLL_SECONDS = 0.5  # between two looks at a server that starts
 
@@ -466,12 +468,13 @@ def _note_ready(client: DockerClient, fleet: ConvergeContext, task: ServerTask) 
         )
     with contextlib.suppress(NodeError, OSError):  # it serves, whatever its log proves
         _note_attention(client, fleet, task, str(container["Id"]))
+        _note_memory(client, task.server, container)
 
 
 def _note_attention(client: DockerClient, fleet: ConvergeContext, task: ServerTask, container: str) -> None:
     """Note which attention backend the log of the start proves, for the result and for instance_status.
 
-    What was found once of a container holds: its log does not keep its beginning for ever.
+    What was found once holds: a log does not keep its beginning for ever.
     """
     server, expected = task.server, task.server.attention
     if expected is None:
@@ -484,6 +487,20 @@ def _note_attention(client: DockerClient, fleet: ConvergeContext, task: ServerTa
     task.attention = proof
     task.outcome["attention_backend"] = ", ".join(proof.running) or None
     write_atomic(path, proof.to_text(), 0o600)
+
+
+def _note_memory(client: DockerClient, server: ServerSpec, container: Json) -> None:
+    """Note once what this start measured, under the plan that made it."""
+    path, made = os.path.join(server.directory, START_FILE), container["Config"].get("Labels") or {}
+    if (
+        not server.memory
+        or made.get(LABELS[2]) != server.spec_hash
+        or container["Id"] in (read_text(path) or "")
+    ):
+        return
+    text = start_text(container["Id"], server.memory, container_log(client, server.container))
+    if text:
+        write_atomic(path, text, 0o600)
 
 
 def _give_up(client: DockerClient, fleet: ConvergeContext, task: ServerTask) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..common import paths
@@ -21,6 +21,7 @@ from ..docker.lifecycle import own_policy, policy_action, present_policy
 from ..observe import supervisor
 from .attention import ATTENTION_FILE, Expected, parse_expected
 from .health import ServerAddress
+from .start_lines import START_FILE
 
 LABELS = ("instinct-fleet.instance", "instinct-fleet.deployment", "instinct-fleet.spec")
 SPEC_FILE = "spec.sha256"
@@ -41,7 +42,8 @@ class ServerSpec:
     """SERVER of the plan. Only name and stop_timeout are set for a server that is merely stopped.
 
     headless: it works for a server on another host, and has no port. attention: the backend that its log is to
-    prove; None: nothing is expected. secrets: the fingerprint of its secret variables, "" for none.
+    prove; None: nothing is expected. secrets: the fingerprint of its secret variables, "" for none. memory:
+    recorded with what it measures.
     """
 
     name: str
@@ -57,6 +59,7 @@ class ServerSpec:
     stop_timeout: int
     attention: Expected | None = None
     secrets: str = ""
+    memory: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def container(self) -> str:
@@ -159,6 +162,7 @@ def parse_server(data: Mapping[str, Any], state: str) -> ServerSpec:
         stop_timeout=_number(data, "stop_timeout", 120),
         attention=parse_expected(name, data.get("attention")),
         secrets=_mark(name, data.get("secrets")),
+        memory=data.get("memory") or {},
     )
 
 
@@ -184,7 +188,7 @@ def _mark(server: str, value: Any) -> str:
 
 
 def _text_file(server: str, name: str, item: Any) -> TextFile:
-    if "/" in name or name in (SPEC_FILE, LOG_FILE, READY_FILE, ATTENTION_FILE):
+    if "/" in name or name in (SPEC_FILE, LOG_FILE, READY_FILE, ATTENTION_FILE, START_FILE):
         raise NodeError(f"servers[{server}]: {name!r} is not the name of an artefact's file.")
     try:
         return TextFile(str(item["text"]), int(str(item["mode"]), 8))

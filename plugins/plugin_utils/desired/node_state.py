@@ -108,6 +108,25 @@ class PartialDownload:
 
 
 @dataclass(frozen=True)
+class RecordedStart:
+    """What an instance's vLLM measured when it started: lines of its log.
+
+    key: of all that this depends on (sizing/measurement_key.py), at: when (UTC).
+    """
+
+    key: str
+    at: str
+    lines: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, data: Any) -> RecordedStart | None:
+        """Return the record; None if there is none, or it is damaged: the plan then uses estimates."""
+        if not isinstance(data, dict) or not data.get("key"):
+            return None
+        return cls(str(data["key"]), str(data.get("at") or ""), _texts(data.get("lines")))
+
+
+@dataclass(frozen=True)
 class ObservedInstance:
     """An instance found on the node; state is Docker's, or None if only its directory exists.
 
@@ -126,6 +145,7 @@ class ObservedInstance:
     supervisor: SupervisorState | None = None
     policy: str | None = None
     own_policy: str = ""
+    start: RecordedStart | None = None
 
 
 @dataclass(frozen=True)
@@ -384,5 +404,6 @@ def _running(item: Mapping[str, Any]) -> ObservedInstance:
         supervisor=SupervisorState.from_json(item.get("supervisor")),
         policy=_text(item.get("restart_policy")),
         own_policy=_text(item.get("own_restart_policy")) or "",
+        start=RecordedStart.from_json(item.get("start")),
         file_hashes=tuple(sorted((str(name), str(text)) for name, text in (item.get("files") or {}).items())),
     )

@@ -485,6 +485,8 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
     claim = instance.verdict.attention
     runtime = instance.deployment.runtime
     secrets = {"secrets": instance.secrets_mark} if instance.secrets_mark else {}
+    fit = instance.verdict.fit
+    predicted = fit.ranges.kv_cache_tokens if fit and fit.ranges else None
     modes = {"serve.sh": "0755", "env": "0600", "container.json": "0600"}
     return {
         "name": instance.name,
@@ -501,6 +503,10 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
         "served_model": instance.deployment.served_model_name,
         "headless": instance.headless,
         "attention": claim.to_json() if claim else None,
+        "memory": {
+            "key": instance.verdict.start_key,
+            "predicted_tokens": list(predicted) if predicted else None,
+        },
         "ready_timeout": runtime.ready_timeout,
         "stop_timeout": stop_seconds(instance),
         **secrets,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from ..tuning.image_software import software_of, wrong_dockerfile
 from ..tuning.shared_memory import shared_memory
 from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
+from .measured_starts import StartRecord, measured, recorded_starts, start_key
 from .planned import Planned
 from .render import Render
 from .secret_variables import secrets_mark
@@ -81,6 +82,11 @@ class InstanceFactory:
         self._made: dict[tuple[Any, ...], Planned] = {}
         self._decided: dict[tuple[Any, ...], DeploymentDecision] = {}
         self._software: dict[tuple[Any, ...], ImageFacts | None] = {}
+        self._starts: dict[str, StartRecord] = {}
+
+    def use_starts(self, hosts: Iterable[Host]) -> None:
+        """Use what instances on these hosts measured when they started instead of estimates, for all hosts alike."""
+        self._starts = {**recorded_starts(hosts), **self._starts}
 
     @property
     def cited_sources(self) -> dict[str, Mapping[str, Any]]:
@@ -185,10 +191,20 @@ class InstanceFactory:
             return found.commit if found else ""
 
         tuned = with_pins(tuned, deployment, commit_of)
-        model = KnownModel(facts, config, origin, files, self._draft(deployment, endpoint), near)
+        image = self.lock.image(deployment.image) if deployment.image else None
+        key = start_key(
+            deployment,
+            image.digest if image else deployment.image_ref,
+            pin.commit if pin else deployment.revision,
+            machine,
+            tuned,
+        )
+        seen = measured(self._starts, key, tuned.args.get("--block-size"))
+        draft = self._draft(deployment, endpoint)
+        model = KnownModel(facts, config, origin, files, draft, near, seen)
         verdict = check_feasibility(deployment, machine, software, tuned, model, self.knowledge)
-        memory = shared_memory(deployment, self.knowledge.recipes)
-        verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted_paths(deployment), *memory))
+        more = (*unmounted_paths(deployment), *shared_memory(deployment, self.knowledge.recipes))
+        verdict = replace(verdict, start_key=key, warnings=(*verdict.warnings, *more))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
         wrong += (*unnamed_repositories(deployment), *wrong_dockerfile(deployment, self.knowledge.forks))
         return DeploymentDecision(tuned, verdict, wrong)

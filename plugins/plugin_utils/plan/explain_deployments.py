@@ -180,21 +180,29 @@ def _memory(fit: Fit, instance: Instance) -> str:
         unit = (
             f"per instance, {many} {part:.0%} of it ({size(int(part * instance.slot.gpus[0].memory_bytes))}):"
         )
-    if fit.between is None:
-        guess = "" if fit.basis == "exact" else ", as far as config.json says it"
+    if fit.between is not None:
+        low, high = fit.between.max_concurrency
         return (
-            f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and about {size(fit.kv_cache_bytes)} of KV cache"
-            f"{guess}: {fit.kv_cache_tokens:,} tokens, {fit.max_concurrency:.1f} requests of {fit.max_model_len:,} "
-            "tokens at once"
+            f"{unit} {_span(*map(size, fit.between.weights_bytes_per_gpu))} of weights and "
+            f"{_span(*map(size, fit.between.kv_cache_bytes))} of KV cache: "
+            f"{_span(*(f'{tokens:,}' for tokens in fit.between.kv_cache_tokens))} tokens, "
+            f"{_span(f'{low:.1f}', f'{high:.1f}')} requests of {fit.max_model_len:,} tokens at once. It is a range, as "
+            f"{fit.between.unsure} is not known here"
         )
-    low, high = fit.between.max_concurrency
-    return (
-        f"{unit} {_span(*map(size, fit.between.weights_bytes_per_gpu))} of weights and "
-        f"{_span(*map(size, fit.between.kv_cache_bytes))} of KV cache: "
-        f"{_span(*(f'{tokens:,}' for tokens in fit.between.kv_cache_tokens))} tokens, "
-        f"{_span(f'{low:.1f}', f'{high:.1f}')} requests of {fit.max_model_len:,} tokens at once. It is a range, as "
-        f"{fit.between.unsure} is not known here"
-    )
+    weights = f"{unit} {size(fit.weights_bytes_per_gpu)} of weights and"
+    requests = f"{fit.max_concurrency:.1f} requests of {fit.max_model_len:,} tokens at once"
+    if fit.measured:
+        text = f"{weights} {size(fit.kv_cache_bytes)} of KV cache: {fit.kv_cache_tokens:,} tokens, {requests}"
+        return f"{text}; measured on {fit.measured.host} at {fit.measured.at}"
+    guess = "" if fit.basis == "exact" else ", as far as config.json says it"
+    if fit.ranges is None:
+        text = f"{weights} about {size(fit.kv_cache_bytes)} of KV cache{guess}"
+        return f"{text}: {fit.kv_cache_tokens:,} tokens, {requests}"
+    (low_bytes, high_bytes), (least, most) = fit.ranges.kv_cache_bytes, fit.ranges.kv_cache_tokens
+    unit_of = size(high_bytes).rpartition(" ")[2]
+    sizes = f"{size(low_bytes).removesuffix(unit_of).rstrip()} to {size(high_bytes)}"
+    text = f"{weights} about {size(fit.kv_cache_bytes)} of KV cache ({sizes}){guess}: {fit.kv_cache_tokens:,} tokens"
+    return f"{text} ({least:,} to {most:,}), {requests}; vLLM measures it at its start"
 
 
 def _span(low: str, high: str) -> str:

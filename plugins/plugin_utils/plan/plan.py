@@ -127,6 +127,7 @@ def plan_fleet(
     what is applied is resolved before. Hosts that lack what the plan needs of them are excluded, and the others planned
     without them. Raise FleetError with the problems of all hosts.
     """
+    factory.use_starts(checked.fleet.hosts)
     free = releasable_holds(checked.fleet, checked.selection, factory)
     if free:  # they are composed after all
         checked = _laid_out(checked.fleet, checked.request, checked.now, free)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe how vLLM runs a model, and the GPU memory it uses besides weights and KV cache."""
+"""Describe how vLLM runs a model."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class EngineConfig:
         platform: with "cpu", the cache is bounded by kv_cache_memory_bytes alone.
         v1: the instance uses the V1 engine.
         chunked_prefill: None if not set, which V1 treats as enabled and V0 as disabled.
+        quick_reduce_bytes: the largest message of Quick Reduce; 0 if it is off.
         draft_bytes: weights of the draft model, divided over draft_tp GPUs (None: as many as the model's).
         draft_layers: those of the draft, which keep KV cache on the last pipeline stage.
     """
@@ -65,6 +66,7 @@ class EngineConfig:
     platform: str = "rocm"
     v1: bool = True
     chunked_prefill: bool | None = None
+    quick_reduce_bytes: int = 0
     draft_bytes: int = 0
     draft_tp: int | None = None
     draft_layers: tuple[Layer, ...] = ()
@@ -128,34 +130,3 @@ class EngineConfig:
     def requested_bytes(self) -> int:
         """Return the bytes that vLLM may use of one GPU."""
         return math.ceil(self.memory_bytes * self.gpu_memory_utilization)
-
-
-def reserve_bytes(model: ModelShape, engine: EngineConfig) -> int:
-    """Estimate the bytes that the profiling run finds in use besides weights: activations, logits, libraries, graphs.
-
-    vLLM measures this and has no formula for it. The estimate adds the buffers of one step's tokens (residual,
-    attention and feed-forward, or the routed copies of each token), sampling over max_num_seqs rows of the vocabulary,
-    and a constant for HIP, hipBLASLt and RCCL. The log line `Available KV cache memory` of a real start tells how to
-    correct it.
-    """
-    if engine.platform == "cpu":
-        return 0
-    tokens, size, tp = engine.step_tokens(model), max(2, engine.element(model)), engine.tp
-    residual = 4 * model.hidden
-    dense = 3 * model.intermediate // tp
-    routed = (
-        model.experts_per_token * (model.hidden + 3 * model.expert_intermediate // tp) if model.experts else 0
-    )
-    step = tokens * size * (residual + max(dense, routed))
-    logits = engine.max_num_seqs * model.vocab * _LOGIT_BYTES
-    libraries = GIB + (3 * GIB // 2 if engine.tp * engine.pp * engine.dp > 1 else 0)
-    return step + logits + libraries + (graph_bytes(engine) if engine.rules.graphs_counted else 0)
-
-
-_LOGIT_BYTES = 12
-"""Bytes of a logit in 16 bit, of its float32 copy, and for sorting it for top-k and top-p."""
-
-
-def graph_bytes(engine: EngineConfig) -> int:
-    """Estimate the bytes that captured graphs use."""
-    return 0 if engine.enforce_eager or engine.platform == "cpu" else GIB

@@ -2,7 +2,7 @@
 """Decide whether a model fits a GPU or partition, how many tokens its KV cache holds, and what to change otherwise.
 
 Everything is computed from config.json and file sizes. The calculation follows vLLM's own planning step by step; only
-what its profiling run measures is estimated (engine_config.reserve_bytes).
+what its profiling run measures is estimated (reserve.py).
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .engine_config import GIB, EngineConfig, graph_bytes, reserve_bytes
+from .engine_config import GIB, EngineConfig
+from .estimates import MeasuredStart, PredictedRanges
 from .fit_result import ESTIMATED, EXACT, Fit, FitRange
 from .kv_cache import CachePlan, element_bytes, plan
 from .layers import Layer
+from .reserve import Reserve, graph_bytes, reserve
 from .shape import ModelShape
 from .vllm_limits import refusals
 from .weights import cdiv, matrix_bytes, padded_vocabulary
@@ -64,13 +66,15 @@ def stage_weights(model: ModelShape, engine: EngineConfig) -> tuple[int, ...]:
     return tuple(result)
 
 
-def fit(model: ModelShape, engine: EngineConfig, origin: str = "") -> Fit:
+def fit(
+    model: ModelShape, engine: EngineConfig, origin: str = "", measured: MeasuredStart | None = None
+) -> Fit:
     """Return whether the model fits, and what the KV cache then holds.
 
-    origin: the source of the model's shape, for the notes.
+    origin: the source of the model's shape, for the notes. measured: what a start of the same engine measured.
     """
-    found = _fit(model, engine, origin)
-    if model.between is None or model.missing:
+    found = _fit(model, engine, origin, measured)
+    if model.between is None or model.missing or measured:
         return found
     cases = [found, *(_fit(case, engine, "") for case in model.between)]
     weights, sizes, tokens, requests = (
@@ -85,28 +89,37 @@ def fit(model: ModelShape, engine: EngineConfig, origin: str = "") -> Fit:
     return replace(found, fits=room >= 0, headroom_bytes=room, basis=ESTIMATED, between=between)
 
 
-def _fit(model: ModelShape, engine: EngineConfig, origin: str) -> Fit:
+def _fit(model: ModelShape, engine: EngineConfig, origin: str, measured: MeasuredStart | None = None) -> Fit:
     weights = stage_weights(model, engine)
-    reserve = reserve_bytes(model, engine)
-    available = _available(engine, weights, reserve)
+    estimate = reserve(model, engine)
+    available = _available(engine, weights, estimate.expected)
     length = engine.length(model)
-    notes = (*_notes(model, engine), *_estimates(engine, reserve))
+    notes = (*_notes(model, engine), *_estimates(engine, estimate, measured))
     if origin:
         notes += (f"The model's shape is from {origin}",)
     if model.missing:
         lacking = ", ".join(model.missing)
         notes += (f"config.json lacks {lacking}: only the size of the weights is compared with the memory",)
-        left = min(available)
-        return Fit(left > 0, max(weights), 0, max(0, left), 0, 0.0, length, reserve, left, ESTIMATED, notes)
+        left, size = min(available), estimate.expected
+        return Fit(left > 0, max(weights), 0, max(0, left), 0, 0.0, length, size, left, ESTIMATED, notes)
     parts = stages(model.layers, engine.pp)
     cache = plan([*parts[:-1], (*parts[-1], *engine.draft_layers)], engine.layout(model))
-    basis = EXACT if model.known else ESTIMATED
+    predicted = _filled(model, engine, cache, weights, estimate.expected)
+    predicted = replace(predicted, notes=notes, ranges=_ranges(model, engine, cache, weights, estimate))
+    return _corrected(predicted, model, engine, cache, measured) if measured else predicted
+
+
+def _filled(
+    model: ModelShape, engine: EngineConfig, cache: CachePlan, weights: Sequence[int], size: int
+) -> Fit:
+    """Return how the model fits beside a reserve of this size."""
+    available, length = _available(engine, weights, size), engine.length(model)
     blocks = _blocks(cache, engine, available)
     needed = cache.request_blocks(length)
     # vLLM never gives one block of the pool to a request (the null block).
-    headroom = _overdrawn(engine, weights, reserve) or min(
-        room - (needed + 1) * size if size else room
-        for room, size in zip(_rooms(cache, engine, available), cache.stage_bytes)
+    headroom = _overdrawn(engine, weights, size) or min(
+        room - (needed + 1) * block if block else room
+        for room, block in zip(_rooms(cache, engine, available), cache.stage_bytes)
     )
     concurrency = blocks / needed if needed else 0.0
     return Fit(
@@ -117,10 +130,58 @@ def _fit(model: ModelShape, engine: EngineConfig, origin: str) -> Fit:
         kv_cache_tokens=_tokens(cache, engine, blocks, concurrency, length),
         max_concurrency=concurrency,
         max_model_len=length,
-        reserve_bytes=reserve,
+        reserve_bytes=size,
         headroom_bytes=headroom,
-        basis=basis,
-        notes=notes,
+        basis=EXACT if model.known else ESTIMATED,
+    )
+
+
+def _ranges(
+    model: ModelShape, engine: EngineConfig, cache: CachePlan, weights: Sequence[int], estimate: Reserve
+) -> PredictedRanges | None:
+    """Return the ranges that follow from the least and the most of the reserve; None if it decides nothing."""
+    if estimate.high == 0 or engine.kv_cache_memory_bytes is not None:
+        return None
+    least, most = (_filled(model, engine, cache, weights, size) for size in (estimate.high, estimate.low))
+    return PredictedRanges(
+        reserve_bytes=(estimate.low, estimate.high),
+        kv_cache_bytes=(least.kv_cache_bytes, most.kv_cache_bytes),
+        kv_cache_tokens=(least.kv_cache_tokens, most.kv_cache_tokens),
+        surely_fits=least.fits,
+    )
+
+
+def _corrected(
+    predicted: Fit, model: ModelShape, engine: EngineConfig, cache: CachePlan, measured: MeasuredStart
+) -> Fit:
+    """Return the fit with what a start measured instead of the estimates.
+
+    That start may have had another max_model_len: the bytes of its cache remain, and its tokens change as predicted.
+    """
+    size = measured.log.kv_bytes
+    if size is None:  # the release prints tokens only
+        size = (measured.log.tokens or 0) * cache.bytes_per_token
+    given = replace(engine, kv_cache_memory_bytes=size)
+    now = _filled(model, given, cache, (0,) * engine.pp, 0)
+    tokens, concurrency, length = now.kv_cache_tokens, now.max_concurrency, predicted.max_model_len
+    before = measured.log.max_model_len or length
+    if measured.log.tokens:
+        then = replace(given, max_model_len=before)
+        expected = _filled(model, then, cache, (0,) * engine.pp, 0).kv_cache_tokens
+        ratio = measured.log.tokens / expected if expected else 1.0
+        tokens = measured.log.tokens if before == length else int(tokens * ratio)
+        concurrency *= ratio
+    weights = measured.log.weights_bytes or predicted.weights_bytes_per_gpu
+    return replace(
+        predicted,
+        fits=before >= length or now.headroom_bytes >= 0,
+        weights_bytes_per_gpu=weights,
+        kv_cache_bytes=size,
+        kv_cache_tokens=tokens,
+        max_concurrency=concurrency,
+        reserve_bytes=max(0, engine.requested_bytes - weights - size) if predicted.ranges else 0,
+        headroom_bytes=now.headroom_bytes,
+        measured=measured,
     )
 
 
@@ -193,13 +254,16 @@ def _notes(model: ModelShape, engine: EngineConfig) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _estimates(engine: EngineConfig, reserve: int) -> tuple[str, ...]:
+def _estimates(engine: EngineConfig, estimate: Reserve, measured: MeasuredStart | None) -> tuple[str, ...]:
     """Return the notes on values that are estimated."""
-    if not reserve or engine.kv_cache_memory_bytes is not None:
+    if measured:
+        return ()
+    if not estimate.expected or engine.kv_cache_memory_bytes is not None:
         return ()
     return (
-        f"About {reserve / GIB:.1f} GiB per GPU are reserved for activations, graphs and libraries. This is an "
-        "estimate, as is the number of tokens in the KV cache: vLLM measures both when it starts",
+        f"About {estimate.expected / GIB:.1f} GiB per GPU ({estimate.low / GIB:.1f} to {estimate.high / GIB:.1f}) are "
+        "reserved for activations, graphs and libraries. This is an estimate, as is the number of tokens in the KV "
+        "cache: vLLM measures both when it starts, and later plans use what it measured",
     )
 
 

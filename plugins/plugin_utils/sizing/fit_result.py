@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .estimates import MeasuredStart, PredictedRanges
+
 EXACT, ESTIMATED = "exact", "estimated"
 
 
@@ -48,7 +50,8 @@ class Fit:
         basis: of weights and KV cache per token: "exact" if the architecture is known, else "estimated".
         between: the range that the numbers lie in if they are estimated; None if they are exact, or if config.json
             lacks what they follow from. fits, headroom_bytes and max_model_len then are of the best case.
-        reserve_bytes: always an estimate, and so is the cache size that results from it; `notes` say so.
+        reserve_bytes: an estimate, as is the cache size that results from it, unless `measured` at a start.
+        ranges: in which these estimates may be; None if nothing is estimated.
     """
 
     fits: bool
@@ -63,6 +66,13 @@ class Fit:
     basis: str
     notes: tuple[str, ...] = ()
     between: FitRange | None = None
+    ranges: PredictedRanges | None = None
+    measured: MeasuredStart | None = None
+
+    @property
+    def surely_fits(self) -> bool:
+        """Return whether it fits beside the largest reserve too, as what is advised has to."""
+        return self.fits and (self.measured is not None or self.ranges is None or self.ranges.surely_fits)
 
     @property
     def certain(self) -> bool:
@@ -82,5 +92,7 @@ class Fit:
             "reserve_bytes": self.reserve_bytes,
             "headroom_bytes": self.headroom_bytes,
             "basis": self.basis,
+            "predicted": self.ranges.to_json() if self.ranges else None,
+            "measured": self.measured.to_json() if self.measured else None,
             **({"between": self.between.to_json()} if self.between else {}),
         }

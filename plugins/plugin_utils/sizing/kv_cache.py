@@ -29,6 +29,25 @@ class StateCopies:
 NO_COPIES = StateCopies(1, 1)
 
 
+Span = tuple[float, float, float]
+"""The least, the usual and the most of a figure."""
+
+
+@dataclass(frozen=True)
+class ReserveRules:
+    """What a release's profiling run finds in use; catalog/vllm/rules.yml explains the figures."""
+
+    v0_logit: Span
+    v1_logit: Span
+    scratch_rows: int
+    joined: Span
+    alone: Span
+    graphs: Span
+    encoder: Span
+    forward: Span
+    routed: Span
+
+
 @dataclass(frozen=True)
 class CacheRules:
     """The rules that differ between vLLM releases; catalog/vllm/rules.yml has the values and explains them."""
@@ -43,11 +62,16 @@ class CacheRules:
     chunks_long: bool
     latent_fp8: bool
     states: StateCopies
+    reserve: ReserveRules
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> CacheRules:
         """Build the rules of a release from the catalogue's values."""
-        return cls(**{**values, "states": StateCopies(**values["states"])})
+        reserve: dict[str, Any] = {
+            key: tuple(item) if isinstance(item, list) else item for key, item in values["reserve"].items()
+        }
+        made = {"states": StateCopies(**values["states"]), "reserve": ReserveRules(**reserve)}
+        return cls(**{**values, **made})
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...module_utils.common.endpoint import OPERATOR
 from ..hints import hint
+from ..sizing.start_log import read_start_log
 
 GAVE_UP, FAILING, CRASHED, DEAD = "gave up", "failing", "crashed", "dead"
 MISSING, SILENT, PAUSED, NO_TRAFFIC = "missing", "silent", "paused", "no traffic"
@@ -218,6 +219,16 @@ def other_backend(seen: Mapping[str, Any]) -> str:
     return f"runs attention backend {', '.join(running)}, not the planned {planned}"
 
 
+def other_cache(seen: Mapping[str, Any]) -> str:
+    """That vLLM measured a KV cache outside the predicted range; "" where it did not, or either is unknown."""
+    start = seen.get("start") or {}
+    tokens = read_start_log(map(str, start.get("lines") or ())).tokens
+    predicted = start.get("predicted_tokens")
+    if tokens is None or not predicted or predicted[0] <= tokens <= predicted[1]:
+        return ""
+    return f"has a KV cache of {tokens:,} tokens; {predicted[0]:,} to {predicted[1]:,} were predicted"
+
+
 def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Mapping[str, Any]]) -> StatusRow:
     """Return one instance as a row."""
     state, where = state_of(seen, now), balancer_state(servers)
@@ -233,7 +244,7 @@ def row_of(host: str, seen: Mapping[str, Any], now: float, servers: Sequence[Map
     elif where == OUT and not why:
         why = drain_note(servers)[0]
     if state in (*WELL, DRAINED):
-        why = "; ".join(filter(None, (why, other_backend(seen))))
+        why = "; ".join(filter(None, (why, other_backend(seen), other_cache(seen))))
     supervisor, load = seen.get("supervisor") or {}, seen["metrics"] or {}
     since = supervisor.get("since") if state not in (STOPPED, CRASHED) else None
     since = since or (seen["finished"] if state in (STOPPED, CRASHED) else None) or seen["started"]

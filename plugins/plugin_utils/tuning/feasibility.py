@@ -13,8 +13,10 @@ from ..catalog.flag_values import Value, size
 from ..catalog.images import ImageFacts, check_driver, check_image
 from ..catalog.load import Knowledge
 from ..catalog.recipes import Advice, Recipe, statement
+from ..desired.actions import size as size_text
 from ..desired.deployment import Deployment
 from ..sizing.decode import DecodeStep, decode_step
+from ..sizing.estimates import MeasuredStart
 from ..sizing.facts import ModelFacts
 from ..sizing.fit import EngineConfig, Fit, fit, refusals
 from ..sizing.kv_cache import CacheRules
@@ -38,6 +40,7 @@ class Feasibility:
 
     quotes: statements of the documents that apply, for whoever reads the plan explained. attention: the attention
     backend that the server's log is to prove; None: nothing is claimed. step: what a decode step takes; None: unknown.
+    start_key: under which the memory that vLLM measures at its start is recorded.
     """
 
     fit: Fit | None = None
@@ -48,6 +51,7 @@ class Feasibility:
     quotes: tuple[Advice, ...] = ()
     attention: Claim | None = None
     step: DecodeStep | None = None
+    start_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class KnownModel:
 
     facts: as recipes see it. config: its config.json, None where it is not known. origin: where that is from. files:
     its files with their sizes in bytes, None where they are not known. draft: what drafts for it. near: names that are
-    known and like its own.
+    known and like its own. measured: what a start of the same engine measured.
     """
 
     facts: ModelFacts
@@ -65,6 +69,7 @@ class KnownModel:
     files: Sequence[tuple[str, int]] | None = None
     draft: Draft | None = None
     near: tuple[str, ...] = ()
+    measured: MeasuredStart | None = None
 
 
 def check_feasibility(
@@ -132,14 +137,15 @@ def _judged(
     if problems:
         return Feasibility(None, problems)
     claim = attention.claim(software, tuned, model.facts, engine, knowledge)
-    found = fit(shape, engine, model.origin)
+    found = fit(shape, engine, model.origin, model.measured)
+    unlike = _unlike_prediction(found)
     step = _step(deployment, shape, engine, machine)
     smaller = None if "--max-num-batched-tokens" in tuned.args else _smaller_batch(tuned, knowledge)
     why = statement(knowledge.recipes, "doubled-batch")
     batch = doubled_batch(smaller, shape, engine, found, f"{why.text} Source: {why.source}.")
     if not found.fits:
         more, doubts = too_large(deployment, shape, engine, found)
-        return Feasibility(found, more, (*doubts, *batch), attention=claim, step=step)
+        return Feasibility(found, more, (*unlike, *doubts, *batch), attention=claim, step=step)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
     notes = (*found.notes, *draft_notes(model.draft, shape))
     said = quote_statements(
@@ -149,6 +155,7 @@ def _judged(
         found,
         (),
         (
+            *unlike,
             *unsure(deployment, engine, found),
             *batch,
             *partition_too_small(machine, shape, engine, found),
@@ -164,6 +171,19 @@ def _judged(
 def _smaller_batch(tuned: TunedSettings, knowledge: Knowledge) -> Any:
     """Return the default of max_num_batched_tokens before this release made it larger, or None."""
     return knowledge.rules("engine", tuned.release)["smaller_batch"] if tuned.context.engine == "V1" else None
+
+
+def _unlike_prediction(found: Fit) -> tuple[str, ...]:
+    """Return that what was measured is outside the predicted range: the model's estimate or that engine is wrong."""
+    if not found.measured or not found.ranges:
+        return ()
+    low, high = found.ranges.kv_cache_bytes
+    if low <= found.kv_cache_bytes <= high:
+        return ()
+    return (
+        f"the KV cache measured on {found.measured.host} is {size_text(found.kv_cache_bytes)} per GPU; predicted were "
+        f"{size_text(low)} to {size_text(high)}. The plan uses the measured size; see what else uses that GPU",
+    )
 
 
 def _step(
@@ -184,12 +204,21 @@ def engine_of(
 ) -> EngineConfig:
     """How vLLM is told to run it: the decided flags, and for the rest what the release does by itself."""
 
+    small: Mapping[str, Value] = next(
+        (
+            step
+            for step in knowledge.rules("engine", tuned.release)["batch_by_memory"]
+            if machine.memory_bytes < step["below_gib"] * GIB and software.platform not in OTHER_PLATFORMS
+        ),
+        {},
+    )
+
     def value(name: str) -> Value:
         flag = "--" + name.replace("_", "-")
         given = tuned.args.get(flag)
         if given is not None:
             return given
-        found = knowledge.default(name, tuned.release)
+        found = small.get(name, knowledge.default(name, tuned.release))
         known = tuned.table.flags.get(flag)
         return found if found is not None or known is None else known.default
 
@@ -229,6 +258,7 @@ def engine_of(
         or (scheduling == "auto" and deployment.pipeline_parallel_size == 1),
         hybrid_kv_cache=not tuned.args.get("--disable-hybrid-kv-cache-manager", False),
         prefix_caching=value("enable_prefix_caching") is not False,
+        quick_reduce_bytes=_quick_reduce(tuned) if platform == "rocm" else 0,
         enforce_eager=bool(tuned.args.get("--enforce-eager")),
         kv_cache_memory_bytes=kv_bytes,
         num_gpu_blocks_override=None if blocks is None else int(blocks),
@@ -252,6 +282,14 @@ def _longest(tuned: TunedSettings, model: KnownModel) -> int | None:
         return _length(tuned, model_shape(model.config, model.files) if model.config else None)
     except (ArithmeticError, LookupError, TypeError):
         return _length(tuned, None)
+
+
+def _quick_reduce(tuned: TunedSettings) -> int:
+    """Return the largest message that Quick Reduce has buffers for; 0 if it is off."""
+    if tuned.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "NONE") == "NONE":
+        return 0
+    given = tuned.env.get("VLLM_ROCM_QUICK_REDUCE_MAX_SIZE_BYTES_MB", "")
+    return int(given) << 20 if given.isdigit() else 2 * GIB
 
 
 def _number(value: Value, default: int) -> int:

@@ -136,6 +136,15 @@ def test_the_attention_backend_is_that_of_the_present_container(host: Host) -> N
     assert found == [{"planned": "aiter_fa", "running": ["triton"]}, None, None]
 
 
+def test_what_a_start_measured_is_passed_on(host: Host) -> None:
+    for name, text in (("llama-0", '{"key": "a", "lines": ["x"]}'), ("llama-1", "torn {"), ("llama-2", None)):
+        host.add(name)
+        if text:
+            (host.tmp / "etc/instances" / name / "start.json").write_text(text)
+    found = [item["start"] for item in read_node(host.node)["instances"]]
+    assert found == [{"key": "a", "lines": ["x"]}, None, None]
+
+
 def test_instances_are_asked_at_once(host: Host, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_node, "TIMEOUT", 2 * GENEROUS)
     # None of them answers before all are asked.

@@ -99,6 +99,11 @@ def serving(root: Path) -> dict[str, Any]:
     for name, text in {"serve.sh": "exec vllm — ü\r\n", "env": "A=1\n", "container.json": "{}\n"}.items():
         put(root, f"{STATE}/instances/llama-0/{name}", "").write_bytes(text.encode())
     put(root, f"{STATE}/instances/llama-0/ready", f"{1:064x}\n")
+    put(
+        root,
+        f"{STATE}/instances/llama-0/start.json",
+        '{"key": "56ef", "lines": ["GPU KV cache size: 16 tokens"]}',
+    )
     put(root, f"{STATE}/instances/llama-1/env", "the others are missing")
     put(root, f"{STATE}/keys/instances", "VLLM_API_KEY=sk-0123456789abcdef\n")
     failure = {"kind": "out_of_memory", "line": "HIP out of\n memory", "next_step": "Do."}

@@ -34,6 +34,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.serving import (
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import Proof
 from ansible_collections.instinct.fleet.plugins.modules import vllm_server
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import server as planned_server
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.start_log import StartLog, read_start_log
 
 from tests.helpers.eventually import GENEROUS
 from tests.helpers.module_docs import documented_by
@@ -1016,6 +1017,58 @@ def test_a_headless_server_that_fails(
     result, failed = run_module(vllm_server.main, args(docker, spec(headless=True)))
     assert failed
     assert result["servers"][0]["class"] == kind
+
+
+# ---- the memory that a start measured ------------------------------------------------------------------
+
+MEMORY = {"key": "12ab", "predicted_tokens": [1000, 2000]}
+MEASURED = (
+    "(Worker_TP0 pid=7) INFO 10-24 12:00:01 [model_runner.py:1] Model loading took 4.75 GiB memory and 3.0 seconds\n"
+    "(Worker_TP1 pid=8) INFO 10-24 12:00:01 [model_runner.py:1] Model loading took 4.75 GiB memory and 3.0 seconds\n"
+    "(Worker_TP0 pid=7) INFO 10-24 12:00:02 [gpu_worker.py:1] Available KV cache memory: 166.0 GiB\n"
+    "(EngineCore pid=6) INFO 10-24 12:00:02 [kv_cache_utils.py:1] GPU KV cache size: 2,176,000 tokens\n"
+    "(APIServer pid=5) INFO 10-24 12:00:03 [loggers.py:1] Engine 000: GPU KV cache usage: 0.0%\n"
+)
+
+
+def start_of(server: dict[str, Any]) -> dict[str, Any]:
+    """start.json of a server."""
+    path = Path(server["directory"], "start.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_what_a_start_measured_is_recorded_once(docker: FakeDocker, run_module: Any) -> None:
+    server = spec(memory=MEMORY)
+    docker.programs["instinct-"] = logs(MEASURED, vllm(server["port"]))
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, result["msg"]
+    found = start_of(server)
+    assert (found["key"], found["predicted_tokens"]) == ("12ab", [1000, 2000])
+    assert found["container"] == docker.containers["instinct-llama-0"].id
+    assert found["at"].endswith("Z")
+    assert len(found["lines"]) == 3  # workers say the same
+    assert read_start_log(found["lines"]) == StartLog(166 << 30, 2176000, None, int(4.75 * (1 << 30)))
+    # What it measured once stays, and changes nothing.
+    docker.containers["instinct-llama-0"].log = "what came later\n"
+    second, _ = run_module(vllm_server.main, args(docker, {**server, "memory": {**MEMORY, "key": "34cd"}}))
+    assert not second["changed"]
+    assert start_of(server) == found
+
+
+@pytest.mark.parametrize(
+    ("memory", "log"),
+    [({}, MEASURED), (None, MEASURED), (MEMORY, "nothing of memory\n"), (MEMORY, "")],
+)
+def test_without_figures_or_a_key_nothing_is_recorded(
+    docker: FakeDocker, run_module: Any, memory: Any, log: str
+) -> None:
+    server = spec(memory=memory)
+    docker.programs["instinct-"] = logs(log, vllm(server["port"]))
+    result, failed = run_module(vllm_server.main, args(docker, server))
+    assert not failed, result["msg"]
+    assert not Path(server["directory"], "start.json").exists()
 
 
 # ---- the attention backend -----------------------------------------------------------------------

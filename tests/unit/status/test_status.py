@@ -303,6 +303,30 @@ def fleet(hosts: int, instances: int) -> dict[str, Any]:
     return seen
 
 
+CACHE = {"key": "a", "predicted_tokens": [1000, 2000], "lines": ["GPU KV cache size: 3,000 tokens"]}
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        (CACHE, "has a KV cache of 3,000 tokens; 1,000 to 2,000 were predicted"),
+        ({**CACHE, "predicted_tokens": [1000, 3000]}, ""),
+        (
+            {**CACHE, "predicted_tokens": [3001, 4000]},
+            "has a KV cache of 3,000 tokens; 3,001 to 4,000 were predicted",
+        ),
+        ({**CACHE, "predicted_tokens": None}, ""),
+        ({**CACHE, "lines": []}, ""),
+        ({}, ""),
+        (None, ""),
+    ],
+)
+def test_a_cache_outside_the_prediction_is_told(start: Any, why: str) -> None:
+    seen = {"n1": host(instance("llama-0", start=start))}
+    (row,) = status(seen, {}).rows
+    assert (row.why, row.well) == (why, True)
+
+
 OTHER = {"attention": {"planned": "aiter_fa", "running": ["triton"]}}
 RUNS = "runs attention backend triton, not the planned aiter_fa"
 

@@ -10,6 +10,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import Problem
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.decode import PeakRates
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.engine_config import EngineConfig
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import model_facts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning import feasibility
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import (
@@ -108,6 +109,36 @@ def test_a_partition_that_starves_the_cache() -> None:
     found = verdict(LLAMA_8B, PARTITION, engine_args={"max_model_len": 16384})
     assert not found.problems
     assert any("CPX leaves too little memory for this model's KV cache" in text for text in found.warnings)
+
+
+def engine_for(machine: TargetGpu, version: str, **keys: Any) -> EngineConfig:
+    """The engine without recipes, which set these flags themselves."""
+    wanted, software = deployment(recipes=False, **keys), replace(FACTS, vllm=version)
+    tuned = tune(wanted, machine, software, model_facts(wanted.model, LLAMA_8B), knowledge())
+    return engine_of(wanted, machine, software, tuned, knowledge())
+
+
+HALF = TargetGpu("gfx942", "MI300X", "DPX", "NPS2", 206141652992 // 2, 206141652992)
+
+
+@pytest.mark.parametrize(
+    ("machine", "version", "batch"),
+    [
+        (MI300X, "0.11.0", (1024, 8192)),
+        (MI300X, "0.33.0", (1024, 16384)),
+        (HALF, "0.11.0", (1024, 8192)),
+        (HALF, "0.33.0", (1024, 8192)),
+        (PARTITION, "0.11.0", (256, 2048)),
+        (PARTITION, "0.33.0", (256, 2048)),
+    ],
+)
+def test_vllm_takes_smaller_batches_on_a_small_partition(
+    machine: TargetGpu, version: str, batch: tuple[int, int]
+) -> None:
+    given = engine_for(machine, version)
+    assert (given.max_num_seqs, given.max_num_batched_tokens) == batch
+    told = engine_for(machine, version, engine_args={"max_num_seqs": 77, "max_num_batched_tokens": 999})
+    assert (told.max_num_seqs, told.max_num_batched_tokens) == (77, 999)
 
 
 @pytest.mark.parametrize(
