@@ -47,6 +47,7 @@ LEFT_OUT = {
     "allowed_local_media_path": "a directory",
     "prompt_adapters": "directories",
     "root_path": "a path of the server",
+    "spec_model": "a repository or a directory",
 }
 """Options whose verdict depends on what is there on the engine's host, and on what."""
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan's verdicts against vLLM's own: what its engine configuration refuses, and what it takes.
 
-    python -m tests.oracles.real_engines --python PYTHON --wheels DIR         four releases, fetched into DIR
+    python -m tests.oracles.real_engines --python PYTHON --wheels DIR         eight releases, fetched into DIR
     python -m tests.oracles.real_engines … --versions 0.24.0 --count 500      another one, and fewer cases
-    python -m tests.oracles.real_engines … --record tests/data/vllm/engine_verdicts.json
+    python -m tests.oracles.real_engines … --record                           some of the answers, into RECORD
 
 Each case is a deployment. What the planner refuses is rendered as the operator wrote it, what it accepts as the plan
 does; both go through the parser of `vllm serve` and EngineArgs.create_engine_config() of the release, on a simulated
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import ModelSource
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 
+from tests import ROOT
 from tests.commands import instances
 from tests.oracles.engine_cases import Case, cases
 from tests.oracles.engine_models import ALL, write
@@ -44,7 +45,9 @@ from tests.worlds.catalogue import knowledge
 from tests.worlds.plan_world import DIGEST, GIB, IMAGE, fleet, state, workshop
 
 RUNNER = Path(__file__).with_name("real_engines_runner.py")
-COUNT = 1200
+RECORD = ROOT / "tests/data/vllm/engine_verdicts.json"
+COUNT, RECORDED = 600, 100
+"""Cases of each release, and those of them that are recorded."""
 SAME = 0.998
 OWNER = "org"
 """The checkpoints stand in a directory of this name, so that their paths look like repositories of the hub."""
@@ -125,7 +128,7 @@ class Engines:
     def __init__(self, python: Sequence[str], kept: Path) -> None:
         self.python = python
         self.program = program(RUNNER)
-        self.mark = text_hash(self.program + json.dumps(ALL, sort_keys=True))
+        self.mark = text_hash(RUNNER.read_text(encoding="utf-8") + json.dumps(ALL, sort_keys=True))
         self.kept = kept
         found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
         self.answers: dict[str, dict[str, Any]] = found["answers"] if found.get("mark") == self.mark else {}
@@ -192,6 +195,29 @@ def judge(engines: Engines, version: str, count: int, seed: int) -> list[Compare
     ]
 
 
+def _line(*texts: str) -> str:
+    return " ".join(" ".join(texts).split())[:400]
+
+
+def record(compared: Sequence[Compared], path: Path) -> None:
+    """Write some of the cases of each release with vLLM's verdicts, for the unit tests; every disagreement is kept out.
+
+    An entry is the model, the flags, the sizes, and what vLLM refuses, "" where it accepts.
+    """
+    found: dict[str, list[list[Any]]] = {}
+    for item in compared:
+        kept = found.setdefault(item.version, [])
+        if item.same and len(kept) < RECORDED:
+            said = "" if item.answer.accepted else item.answer.kind[:100]
+            kept.append([item.case.model, item.case.engine_args, item.case.sizes, said])
+    entries = {
+        version: "[\n" + ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in kept) + "\n]"
+        for version, kept in found.items()
+    }
+    text = ",\n".join(f'"{version}": {kept}' for version, kept in entries.items())
+    path.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
+
+
 def report(compared: Sequence[Compared]) -> str:
     """The disagreements by kind, most frequent first, each with one command line."""
     kinds: Counter[str] = Counter()
@@ -206,10 +232,10 @@ def report(compared: Sequence[Compared]) -> str:
     for kind, count in kinds.most_common():
         item = first[kind]
         lines += [
-            f"{count} × {kind}",
+            f"{count} x {kind}",
             f"    in {', '.join(sorted(releases[kind]))}; {item.version}: {' '.join(item.plan.argv)}",
-            f"    vLLM: {item.answer.stage} {item.answer.where} {' '.join(item.answer.text.split())[:400] or 'accepts'}",
-            f"    plan: {' '.join(item.plan.problems[0].split())[:300] if item.plan.problems else 'accepts'}",
+            f"    vLLM: {item.answer.stage} {item.answer.where} {_line(item.answer.text) or 'accepts'}",
+            f"    plan: {_line(*item.plan.problems[:1]) or 'accepts'}",
         ]
     return "\n".join(lines)
 
@@ -224,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--versions", nargs="+", default=list(VERSIONS), metavar="VERSION")
     parser.add_argument("--count", type=int, default=COUNT, help="cases of each release")
     parser.add_argument("--seed", type=int, default=1, help="of the cases")
+    parser.add_argument("--record", action="store_true", help=f"write {RECORD.name} anew")
     parser.add_argument("--report", default="", metavar="FILE", help="where all disagreements go")
     options = parser.parse_args(arguments)
     directory = Path(options.wheels).resolve()
@@ -244,6 +271,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if options.report:
             Path(options.report).write_text(report(everything) + "\n", encoding="utf-8")
+    if options.record:
+        record(everything, RECORD)
     share = sum(item.same for item in everything) / len(everything)
     print(f"{len(everything)} deployments: {share:.2%} of the verdicts are the same")
     print(report(everything))

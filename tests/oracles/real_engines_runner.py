@@ -104,7 +104,7 @@ class AnyAttribute(type):
 class Anything(types.ModuleType):
     """A package that is not installed: it has every module, class and function, and none is ever run."""
 
-    __path__: list[str] = []
+    __path__ = ()
     __version__ = "3.4.0"
 
     def __getattr__(self, name: str) -> object:
