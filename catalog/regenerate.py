@@ -29,12 +29,15 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / ".collections")]
 
 import yaml  # noqa: E402  (the two lines above make the imports below work from any directory)
 
+from catalog.tools.checks import checks  # noqa: E402
+from catalog.tools.packing import FLAG_DEFAULTS, read_json, unpack  # noqa: E402
 from catalog.tools.probe import MARKER  # noqa: E402
 from catalog.tools.sources import Sources, config_classes, quantization  # noqa: E402
 from catalog.tools.store import PROBE, Store  # noqa: E402
 
 PROBE_FILE = HERE / "tools" / "probe.py"
-SOURCES_FILE = HERE / "tools" / "sources.py"
+READERS = ("sources", "expressions", "checks")
+"""Read vLLM's sources; the probe takes them along."""
 GPU_DEVICES = ("/dev/kfd", "/dev/dri")
 HELP_OPTION = re.compile(r"^ {2}(-[-\w, ]+?)(?:\s{2,}| [A-Z{\[]|$)", re.MULTILINE)
 
@@ -74,13 +77,15 @@ def probe_output(text: str, origin: str) -> dict[str, Any]:
 
 
 def program() -> str:
-    """The probe with sources.py in it: one text for any vLLM's Python, wherever that is."""
+    """The probe with what it imports: one text for any vLLM's Python, wherever that is."""
+    parts = {f"catalog.tools.{name}": (HERE / "tools" / f"{name}.py").read_text() for name in READERS}
     return f"""
 import sys, types
-for name in ("catalog", "catalog.tools", "catalog.tools.sources"):
+for name in ("catalog", "catalog.tools"):
     sys.modules[name] = types.ModuleType(name)
-sources = sys.modules["catalog.tools.sources"]
-exec(compile({SOURCES_FILE.read_text()!r}, "sources.py", "exec"), sources.__dict__)
+for name, text in {parts!r}.items():
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
 exec(compile({PROBE_FILE.read_text()!r}, "probe.py", "exec"))
 """
 
@@ -157,9 +162,17 @@ def read_sources(store: Store, directory: Path, release: str) -> int:
             f"--release is one of {', '.join(line.releases)}, and {directory} holds the directory vllm"
         )
     sources = Sources(directory / "vllm")
-    found = {"configs": config_classes(sources, store.json_flags()), "quantization": quantization(sources)}
+    flags = unpack(line, read_json(store.root / "flags.json")["flags"], release, FLAG_DEFAULTS)
+    found = {
+        "configs": config_classes(sources, store.json_flags()),
+        "quantization": quantization(sources),
+        "checks": checks(directory / "vllm", list(flags), store.json_flags()),
+    }
     store.put_sources(release, found, line, line)
-    print(f"wrote {release} into {store.root}: {len(found['configs'])} configuration classes")
+    print(
+        f"wrote {release} into {store.root}: {len(found['configs'])} configuration classes, "
+        f"{len(found['checks'])} checks"
+    )
     return 0
 
 

@@ -2,8 +2,8 @@
 """Ask an installed vLLM what it accepts, and print it as one JSON object behind a marker line.
 
 Runs inside vLLM's own Python, in a container or a virtual environment, fed through standard input together with
-sources.py: it needs only vLLM and the standard library, and writes nothing. Flags come from the argument parsers of
-`vllm serve` and `vllm bench`, variables from vllm.envs by trying values, configurations from the source.
+what reads the sources: it needs only vLLM and the standard library, and writes nothing. Flags come from the argument
+parsers of `vllm serve` and `vllm bench`, variables from vllm.envs by trying values, configurations from the source.
 """
 
 from __future__ import annotations
@@ -320,6 +320,7 @@ def variables(package):
 
 def main():
     """Print what this vLLM accepts."""
+    from catalog.tools.checks import checks
     from catalog.tools.sources import Sources, config_classes, quantization
 
     os.environ.update(_CHATTY)
@@ -348,6 +349,7 @@ def main():
         "env": variables(package),
         "configs": config_classes(Sources(package), sorted(serve)),
         "quantization": quantization(Sources(package)),
+        "checks": checks(package, sorted(serve), sorted(serve)),
     }
     print("\n" + MARKER + json.dumps(result))
 

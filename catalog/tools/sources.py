@@ -26,6 +26,7 @@ class Module:
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     values: dict[str, ast.expr] = field(default_factory=dict)
     imports: dict[str, tuple[str, str]] = field(default_factory=dict)
+    functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
 
 
 def read_module(name: str, text: str) -> Module:
@@ -36,6 +37,8 @@ def read_module(name: str, text: str) -> Module:
             found.classes[node.name] = node
             inner = [item for item in node.body if isinstance(item, ast.ClassDef)]
             found.classes.update({item.name: item for item in inner if item.name.endswith("Config")})
+        elif isinstance(node, ast.FunctionDef):
+            found.functions[node.name] = node
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             found.values[node.targets[0].id] = node.value
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
@@ -234,13 +237,13 @@ def class_names(node: ast.expr, known: dict[str, tuple[Module, ast.ClassDef]]) -
     ]
 
 
-_MADE_BY_VLLM = ("ModelConfig", "ParallelConfig", "LoadConfig", "SchedulerConfig", "VllmConfig")
+MADE_BY_VLLM = ("ModelConfig", "ParallelConfig", "LoadConfig", "SchedulerConfig", "VllmConfig")
 """Never given as JSON, though fields of others hold them."""
 
 
 def _filled(node: ast.ClassDef) -> bool:
     protocol = any("Protocol" in ast.unparse(base) for base in node.bases)
-    return node.name not in _MADE_BY_VLLM and not protocol
+    return node.name not in MADE_BY_VLLM and not protocol
 
 
 def flag_classes(sources: Sources, flags: list[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.versions imp
 
 from .compare import Difference, differences
 from .packing import (
+    CHECK_DEFAULTS,
     ENV_DEFAULTS,
     FIELD_DEFAULTS,
     FLAG_DEFAULTS,
@@ -74,6 +75,7 @@ class Store:
             yield from against(name, fields, probe["configs"].get(name, _NO_CLASS)["fields"], FIELD_DEFAULTS)
         methods = self._read("quantization.json")["methods"]
         yield from against("quantization", methods, probe["quantization"], QUANTIZATION_DEFAULTS)
+        yield from against("checks", self._read("checks.json")["checks"], probe["checks"], CHECK_DEFAULTS)
         for name, item in self._read("bench.json")["commands"].items():
             if name in probe["bench"]:
                 yield from against(name, item["flags"], probe["bench"][name]["flags"], FLAG_DEFAULTS)
@@ -127,12 +129,13 @@ class Store:
         configs |= {"defaults": FIELD_DEFAULTS, "classes": classes}
         write_table(self.root / "configs.json", configs, "classes", "fields")
 
-        methods = self._read("quantization.json")
-        packed = replace(
-            after, methods["methods"], release, found["quantization"], QUANTIZATION_DEFAULTS, before
-        )
-        methods["methods"] = packed
-        write_table(self.root / "quantization.json", methods, "methods")
+        for name, body, defaults in (
+            ("quantization", "methods", QUANTIZATION_DEFAULTS),
+            ("checks", "checks", CHECK_DEFAULTS),
+        ):
+            data = self._read(f"{name}.json")
+            data[body] = replace(after, data[body], release, found[name], defaults, before)
+            write_table(self.root / f"{name}.json", data, body)
 
     def unexplained(self, release: str, replacements: Mapping[str, Any]) -> list[str]:
         """What is no longer there since this release and has no entry in replacements.yml."""

@@ -15,6 +15,7 @@ from typing import Any
 from ...module_utils.common.errors import FleetError, Problem, suggest
 from ...module_utils.common.versions import Release, Timeline, timeline
 from .config_keys import ConfigKeys
+from .engine_checks import Check, engine_checks
 from .env_vars import EnvTable, env_table
 from .flags import FlagTable, flag_table
 from .gpus import GpuCatalog, parse_gpus
@@ -62,6 +63,7 @@ class Knowledge:
         self.root = root
         self._flags: dict[str, FlagTable] = {}
         self._env: dict[str, EnvTable] = {}
+        self._checks: dict[str, tuple[Check, ...]] = {}
 
     @functools.cached_property
     def line(self) -> Timeline:
@@ -115,6 +117,12 @@ class Knowledge:
                 frozenset(self.flags(version).flags),
             )
         return self._env[version]
+
+    def engine_checks(self, version: str) -> tuple[Check, ...]:
+        """Return what a version checks when it configures its engine."""
+        if version not in self._checks:
+            self._checks[version] = engine_checks(self._json("vllm/checks.json"), self.flags(version))
+        return self._checks[version]
 
     def book(self, version: str) -> SettingsBook:
         """Return the neutral settings for a version."""

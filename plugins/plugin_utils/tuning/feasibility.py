@@ -21,6 +21,7 @@ from ..sizing.fit import EngineConfig, Fit, fit, refusals, remedies
 from ..sizing.kv_cache import CacheRules
 from ..sizing.shape import ModelShape, model_shape
 from . import attention
+from .engine_refusals import engine_refusals
 from .statements import StatementContext, quote_statements
 from .tune import OTHER_PLATFORMS, TargetGpu, TunedSettings
 
@@ -86,11 +87,17 @@ def check_feasibility(
     problems, warnings = _image(deployment, machine, software, knowledge)
     if tuned.problems:
         return Feasibility(None, problems, warnings)  # arithmetic with refused values tells nothing
-    if model.config is None:
+    shape = None if model.config is None else model_shape(model.config, model.files)
+    stops, doubts = engine_refusals(
+        deployment, software, tuned, model.facts, _length(tuned, shape), knowledge
+    )
+    problems, warnings = (*problems, *stops), (*warnings, *doubts)
+    if stops:
+        return Feasibility(None, problems, warnings)
+    if shape is None:
         what = f"could not check whether {deployment.model} fits: its config.json is unknown"
         fix = "point model_config at a copy of it on the control node"
         return Feasibility(None, problems, (*warnings, f"{what}; {fix}"), tuned.recommended)
-    shape = model_shape(model.config, model.files)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
     if model.draft:
         engine = replace(engine, draft_bytes=model.draft.bytes or 0, draft_tp=model.draft.tp)
@@ -162,9 +169,7 @@ def engine_of(
         known = tuned.table.flags.get(flag)
         return found if found is not None or known is None else known.default
 
-    length = tuned.args.get("--max-model-len")
-    if isinstance(length, str):
-        length = None if length in AUTO else size(length)
+    length = _length(tuned, None)
     v1 = tuned.context.engine == "V1"  # the defaults of releases that have both are V1's
     sequences = _number(value("max_num_seqs") if v1 else tuned.args.get("--max-num-seqs"), 256)
     tokens = value("max_num_batched_tokens") if v1 else tuned.args.get("--max-num-batched-tokens")
@@ -187,7 +192,7 @@ def engine_of(
         dp=deployment.data_parallel_size,
         expert_parallel=bool(tuned.args.get("--enable-expert-parallel")),
         dcp=_number(tuned.args.get("--decode-context-parallel-size"), 1),
-        max_model_len=None if length is None or length in AUTO else int(length),
+        max_model_len=length,
         max_num_seqs=sequences,
         max_num_batched_tokens=_number(tokens, max(2048, sequences)),
         v1=v1,
@@ -205,6 +210,16 @@ def engine_of(
         num_gpu_blocks_override=None if blocks is None else int(blocks),
         platform=platform,
     )
+
+
+def _length(tuned: TunedSettings, shape: ModelShape | None) -> int | None:
+    """The longest sequence: the given one, or the model's; None where neither is known."""
+    given = tuned.args.get("--max-model-len")
+    if isinstance(given, str):
+        given = None if given in AUTO else size(given)
+    if given is None or given in AUTO:
+        return (shape.context or None) if shape else None
+    return int(given)
 
 
 def _number(value: Value, default: int) -> int:

@@ -18,6 +18,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog import load
 
 from catalog import regenerate
 from catalog.tools.packing import (
+    CHECK_DEFAULTS,
     ENV_DEFAULTS,
     FIELD_DEFAULTS,
     FLAG_DEFAULTS,
@@ -147,6 +148,7 @@ def test_what_a_plan_needs_of_one_release_takes_little_work(monkeypatch: pytest.
         ("configs", "classes", "fields", FIELD_DEFAULTS),
         ("bench", "commands", "flags", FLAG_DEFAULTS),
         ("quantization", "methods", "", QUANTIZATION_DEFAULTS),
+        ("checks", "checks", "", CHECK_DEFAULTS),
     ],
 )
 def test_packing_loses_nothing(name: str, table: str, inner: str, defaults: dict[str, Any]) -> None:
@@ -180,6 +182,7 @@ def probe_of(root: Path, release: str) -> dict[str, Any]:
         "quantization": unpack(
             line, read_json(root / "quantization.json")["methods"], release, QUANTIZATION_DEFAULTS
         ),
+        "checks": unpack(line, read_json(root / "checks.json")["checks"], release, CHECK_DEFAULTS),
         "bench": {
             name: {
                 "engine_args": item["engine_args"],

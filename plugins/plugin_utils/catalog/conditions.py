@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluate the conditions of catalog/vllm/checks.json, of which a part may be unknown.
+
+catalog/tools/checks.py describes their form. A condition holds only if it holds whatever the unknown parts are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+Condition = Any
+"""A fact by its name, a list with an operator first, or None for what is not known."""
+
+
+class _Unknown:
+    """What cannot be told."""
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+UNKNOWN = _Unknown()
+THERE = object()
+"""A value that is there and not None, of which nothing else is known."""
+
+Facts = Callable[[str], Any]
+"""Returns the value of a fact, or UNKNOWN."""
+
+_BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "+": operator.add, "-": operator.sub,
+    "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "/": operator.truediv,
+}  # fmt: skip
+
+
+def holds(condition: Condition, facts: Facts) -> bool:
+    """Return whether a condition is certain to hold."""
+    return truth(evaluate(condition, facts)) is True
+
+
+def truth(value: Any) -> bool | None:
+    """Return whether a value counts as true; None if that is unknown."""
+    if value is UNKNOWN or value is THERE:
+        return None
+    return bool(value)
+
+
+def evaluate(condition: Condition, facts: Facts) -> Any:
+    """Return the value of a condition, or UNKNOWN."""
+    if condition is None:
+        return UNKNOWN
+    if isinstance(condition, str):
+        return facts(condition)
+    sign, *parts = condition
+    if sign == "=":
+        return parts[0]
+    if sign == "enum":
+        return _Member(parts[0])
+    if sign == "given":
+        value = facts(parts[0])
+        return evaluate(parts[1], facts) if value is UNKNOWN else value
+    if sign in ("and", "or"):
+        return _joined(sign == "or", (truth(evaluate(part, facts)) for part in parts))
+    if sign == "not":
+        known = truth(evaluate(parts[0], facts))
+        return UNKNOWN if known is None else not known
+    if sign == "if":
+        return _chosen(parts, facts)
+    return _computed(sign, [evaluate(part, facts) for part in parts])
+
+
+class _Member(str):
+    """A member of an enumeration, which JSON names in any case."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and self.upper() == other.upper()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def _joined(decisive: bool, values: Iterator[bool | None]) -> Any:
+    unknown = False
+    for value in values:
+        if value is decisive:
+            return decisive
+        unknown = unknown or value is None
+    return UNKNOWN if unknown else not decisive
+
+
+def _chosen(parts: Sequence[Condition], facts: Facts) -> Any:
+    test = truth(evaluate(parts[0], facts))
+    if test is not None:
+        return evaluate(parts[1 if test else 2], facts)
+    one, other = evaluate(parts[1], facts), evaluate(parts[2], facts)
+    same = one is other or (
+        one is not THERE and other is not THERE and type(one) is type(other) and one == other
+    )
+    return one if same else UNKNOWN
+
+
+def _computed(sign: str, values: Sequence[Any]) -> Any:
+    if sign == "is":
+        return UNKNOWN if values[0] is UNKNOWN else values[0] is values[1]
+    if any(value is UNKNOWN or value is THERE for value in values):
+        return UNKNOWN
+    try:
+        if sign == "==":
+            return _equal(*values)
+        if sign == "in":
+            return any(_equal(values[0], item) for item in values[1])
+        if sign == "len":
+            return len(values[0])
+        if sign in ("max", "min"):
+            return max(values) if sign == "max" else min(values)
+        return _BINARY[sign](*values)
+    except (TypeError, ValueError, ZeroDivisionError, KeyError):
+        return UNKNOWN
+
+
+def _equal(a: Any, b: Any) -> Any:
+    """Equality; of an enumeration's member and a number it is unknown."""
+    if isinstance(a, _Member) != isinstance(b, _Member) and not all(isinstance(item, str) for item in (a, b)):
+        return False if a is None or b is None else UNKNOWN
+    return b == a if isinstance(b, _Member) else a == b
+
+
+def names(condition: Condition) -> Iterator[str]:
+    """Yield the facts in a condition, in order."""
+    if isinstance(condition, str):
+        yield condition
+    elif isinstance(condition, Sequence) and condition[0] not in ("=", "enum"):
+        for part in condition[1:]:
+            yield from names(part)
+
+
+def reasons(condition: Condition, facts: Facts) -> Iterator[Condition]:
+    """Yield the parts of a condition that make it hold, each a comparison or a fact."""
+    if not isinstance(condition, list) or condition[0] not in ("and", "or", "if", "not"):
+        if condition is not None:
+            yield condition
+        return
+    sign, *parts = condition
+    if sign == "and":
+        for part in parts:
+            yield from reasons(part, facts)
+    elif sign == "or":
+        yield from reasons(next(part for part in parts if holds(part, facts)), facts)
+    elif sign == "if":
+        test = truth(evaluate(parts[0], facts))
+        if test is not None:
+            yield from reasons(parts[0] if test else ["not", parts[0]], facts)
+        yield from reasons(parts[2 if test is False else 1], facts)
+    else:
+        yield from _denied(parts[0], facts)
+
+
+def _denied(condition: Condition, facts: Facts) -> Iterator[Condition]:
+    """Yield the parts of a condition that make it not hold."""
+    sign = condition[0] if isinstance(condition, list) else ""
+    if sign == "and":
+        yield from _denied(next(part for part in condition[1:] if holds(["not", part], facts)), facts)
+    elif sign == "or":
+        for part in condition[1:]:
+            yield from _denied(part, facts)
+    elif sign == "not":
+        yield from reasons(condition[1], facts)
+    elif sign == "if":
+        test = truth(evaluate(condition[1], facts))
+        if test is not None:
+            yield from reasons(condition[1] if test else ["not", condition[1]], facts)
+        yield from _denied(condition[3 if test is False else 2], facts)
+    else:
+        yield ["not", condition]

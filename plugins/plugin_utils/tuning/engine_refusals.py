@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse what vLLM would refuse when it configures its engine, after its parser and before it loads a model. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...module_utils.common.errors import Path, Problem
+from ..catalog.engine_checks import EngineFacts, Refusal, refusals
+from ..catalog.images import ImageFacts
+from ..catalog.load import Knowledge
+from ..desired.deployment import Deployment
+from ..desired.reserved_flags import ENGINE_OWNED
+from ..sizing.facts import ModelFacts
+from .tune import OTHER_PLATFORMS, SIZES, TunedSettings
+
+_LATER = (
+    "--distributed-executor-backend",
+    "--data-parallel-backend",
+    "--master-port",
+    "--data-parallel-external-lb",
+)
+"""Decided where an instance is composed, by the layout of its ranks."""
+
+
+def engine_refusals(
+    deployment: Deployment,
+    software: ImageFacts,
+    tuned: TunedSettings,
+    model: ModelFacts | None,
+    max_model_len: int | None,
+    knowledge: Knowledge,
+) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    """Return problems, and warnings where the release is not known exactly.
+
+    model None: its config.json is not known. max_model_len None: so is its longest sequence.
+    """
+    args = {**tuned.args, **{f"--{name.replace('_', '-')}": getattr(deployment, name) for name in SIZES}}
+    facts = EngineFacts(
+        tuned.table,
+        knowledge.env(tuned.release.requested),
+        args,
+        tuned.env,
+        "cpu" if software.platform in OTHER_PLATFORMS else "rocm",
+        _model(model, max_model_len),
+        frozenset(_open(args)),
+    )
+    found = list(refusals(knowledge.engine_checks(tuned.release.requested), facts))
+    version = tuned.release.requested
+    problems, warnings = [], []
+    for refusal in sorted({item.what: item for item in found}.values(), key=lambda item: len(item.arguments)):
+        what = f"vLLM {version} stops at its start: {refusal.what}."
+        fix = f"Change {_or(refusal.arguments)}. Source: {refusal.at} of that release."
+        if tuned.release.exact:
+            problems.append(Problem(_path(deployment, refusal), what, fix))
+        else:
+            warnings.append(f"{what} {fix}")
+    return tuple(problems), tuple(warnings)
+
+
+def _open(args: dict[str, Any]) -> set[str]:
+    """Flags that the plan adds later."""
+    owned = {f"--{name.replace('_', '-')}" for name in ENGINE_OWNED}
+    return {name for name in (*owned, *_LATER) if name not in args}
+
+
+def _model(model: ModelFacts | None, max_model_len: int | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if max_model_len:
+        facts["max_model_len"] = max_model_len
+    if model is not None and model.architectures:
+        facts["use_mla"] = model.mla
+    return facts
+
+
+def _path(deployment: Deployment, refusal: Refusal) -> Path:
+    """The operator's first key that takes part; the deployment where a recipe chose it."""
+    for name in refusal.arguments:
+        for part in ("engine_args", "env", "settings"):
+            for key, _value in getattr(deployment, part):
+                if key.lstrip("-").replace("-", "_") == name or key == name:
+                    return (*deployment.path, part, key)
+    return deployment.path
+
+
+def _or(names: tuple[str, ...]) -> str:
+    listed = list(dict.fromkeys(names))
+    return " or ".join((", ".join(listed[:-1]), listed[-1])) if len(listed) > 1 else "".join(listed)
