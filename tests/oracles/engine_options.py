@@ -47,7 +47,7 @@ SPECULATIVE_ODD = [
     {"method": "eagle3", "model": "org/eagle3", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2},
     {"method": "eagle3", "model": "org/eagle3", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 8},
     {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 3, "parallel_drafting": True},
-    {"method": "draft_model", "model": "org/draft-vocabulary", "num_speculative_tokens": 3},
+    {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 1},
     {"method": "draft_model", "num_speculative_tokens": 3},
     {"model": "org/draft", "num_speculative_tokens": 3, "disable_by_batch_size": 4},
     {"model": "org/draft", "num_speculative_tokens": 3, "disable_by_batch_size": 1},

@@ -26,6 +26,7 @@ from ..tuning.companion_args import with_pins
 from ..tuning.companion_models import ModelRepository, draft_of, repositories, unmounted_paths
 from ..tuning.feasibility import Draft, Feasibility, KnownModel, check_feasibility
 from ..tuning.image_software import software_of
+from ..tuning.start_refusals import start_refusals
 from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
 from .planned import Planned
@@ -177,6 +178,7 @@ class InstanceFactory:
         verdict = check_feasibility(deployment, machine, software, tuned, model, self.knowledge)
         verdict = replace(verdict, warnings=(*verdict.warnings, *unmounted_paths(deployment)))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
+        wrong += start_refusals(deployment, tuned, config)
         return DeploymentDecision(tuned, verdict, wrong)
 
     def _draft(self, deployment: Deployment, endpoint: str) -> Draft | None:
