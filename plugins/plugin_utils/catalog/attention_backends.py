@@ -27,6 +27,11 @@ _SWITCHES = (
 """Conditions of backends.yml, the variables that decide them, and their defaults in vllm.envs."""
 _ALSO_DECIDE = ("--attention-config", "VLLM_ATTENTION_BACKEND", "VLLM_USE_AITER_UNIFIED_ATTENTION")
 """Settings that decide as well in some releases, partly against the switches above; backends.yml has none of them."""
+_REFUSED = (
+    ("full_graphs", "cudagraph_mode FULL is not supported, and vLLM stops; PIECEWISE is"),
+    ("block_one", "block_size 1 is not supported"),
+)
+"""Facts that a backend may refuse, and how that is said."""
 _SIZES = (1, 2, 4, 8, 16)
 
 
@@ -140,8 +145,8 @@ class Backends:
     def misfits(self, backend: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
         """Return why a model's shape or the configuration prevents the use of a backend; empty if nothing does.
 
-        facts: head_size, block_size, dtype, kv_cache_dtype, sinks, kv_connector, and heads (of the whole model) with
-        tp. Conditions on missing facts are not checked.
+        facts: head_size, block_size, dtype, kv_cache_dtype, sinks, kv_connector, full_graphs, block_one, and
+        heads (of the whole model) with tp. Conditions on missing facts are not checked.
         """
         entry = self.data["backends"][backend]
         needs = dict(entry.get("needs", {}))
@@ -161,6 +166,7 @@ class Backends:
             found.append(f"block_size {facts['block_size']} is no multiple of {multiple}")
         if "heads" in needs and facts.get("heads"):
             found += _wrong_heads(needs["heads"], facts["heads"], facts["tp"])
+        found += [text for fact, text in _REFUSED if facts.get(fact, False) and not needs.get(fact, True)]
         for fact in ("sinks", "kv_connector"):
             if fact in needs and facts.get(fact, False) and not needs[fact]:
                 found.append(

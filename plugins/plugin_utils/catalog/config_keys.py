@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ...module_utils.common.errors import suggest
@@ -38,17 +39,34 @@ class ConfigKeys:
         named = [name for name, item in self.classes.items() if flag in item["flags"]]
         return next((name for name in named if self.fields(name)), named[0] if named else None)
 
-    def fields(self, name: str) -> dict[str, Field]:
-        """Return the fields of a class in this release."""
-        index = self.release.index
+    def fields(self, name: str) -> Mapping[str, Field]:
+        """Return the fields of a class in this release; none of an unknown class."""
+        return self._fields.get(name, {})
+
+    @cached_property
+    def holders(self) -> Mapping[str, Sequence[tuple[str, str]]]:
+        """Return the fields (class, name) that hold an object of each class."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name, fields in self._fields.items():
+            for key, field in fields.items():
+                if inner := class_of(field.type, self.classes):
+                    found.setdefault(inner, []).append((name, key))
+        return found
+
+    @cached_property
+    def _fields(self) -> dict[str, dict[str, Field]]:
+        index, line = self.release.index, self.line
         return {
-            field: Field(
-                self.line.value(entry.get("type", ()), index, ""),
-                self.line.value(entry.get("limits", ()), index, {}),
-                self.line.value(entry.get("before", ()), index, False),
-            )
-            for field, entry in self.classes[name]["fields"].items()
-            if self.line.within(entry["present"], index)
+            name: {
+                key: Field(
+                    line.value(entry.get("type", ()), index, ""),
+                    line.value(entry.get("limits", ()), index, {}),
+                    line.value(entry.get("before", ()), index, False),
+                )
+                for key, entry in item["fields"].items()
+                if line.within(entry["present"], index)
+            }
+            for name, item in self.classes.items()
         }
 
     def refuses(self, name: str) -> bool:

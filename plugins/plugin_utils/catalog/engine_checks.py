@@ -42,7 +42,7 @@ class Refusal:
 class EngineFacts:
     """What is known of a start: flags ("--name" → value), variables, the platform, and facts of the model.
 
-    open: flags of which the value is decided elsewhere.
+    open: flags of which the value is decided elsewhere. v1: whether the V1 engine runs, where VLLM_USE_V1 is not set.
     """
 
     table: FlagTable
@@ -52,6 +52,7 @@ class EngineFacts:
     platform: str
     model: Mapping[str, Any]
     open: frozenset[str] = frozenset()
+    v1: bool | None = None
 
     def __call__(self, fact: str) -> Any:
         """Return the value of a fact, or UNKNOWN."""
@@ -90,6 +91,8 @@ class EngineFacts:
         if known is None:
             return UNKNOWN
         text = self.env.get(name)
+        if text is None and name == "VLLM_USE_V1":
+            return UNKNOWN if self.v1 is None else self.v1
         if text is None:
             return known.default if known.default is not None or known.type != "flag" else UNKNOWN
         if known.type in ("flag", "one", "word", "int_bool"):
@@ -119,12 +122,10 @@ class EngineFacts:
             value = self._argument(flag)
             if isinstance(value, Mapping):
                 return value
-        for other in classes:
-            inner = [key for key, field in self.table.configs.fields(other).items() if name in field.type]
-            held = self._object(other, depth + 1) if inner else None
-            for key in inner:
-                if isinstance(held, Mapping) and isinstance(held.get(key), Mapping):
-                    return held[key]
+        for other, key in self.table.configs.holders.get(name, ()):
+            held = self._object(other, depth + 1)
+            if isinstance(held, Mapping) and isinstance(held.get(key), Mapping):
+                return held[key]
         return None
 
 

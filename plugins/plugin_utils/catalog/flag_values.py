@@ -15,6 +15,7 @@ from typing import Any
 Value = Any
 """A flag's value as YAML gives it: text, number, boolean, None, a list of these, or a map."""
 
+_ADAPTER_KEYS = ("name", "path", "base_model_name", "is_3d_lora_weight")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -95,6 +96,22 @@ def _pairs(text: str) -> Value:
     return pairs
 
 
+def _adapter(text: str) -> Value:
+    """One LoRA adapter: name=path, or JSON with these keys; vLLM's LoRAParserAction."""
+    if not text or ("=" in text and "," not in text):
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, Mapping) or not {"name", "path"} <= set(value):
+        raise ValueError(f"{text!r} is neither name=path nor JSON with name and path")
+    unknown = [key for key in value if key not in _ADAPTER_KEYS]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is no key of an adapter; it has {', '.join(_ADAPTER_KEYS)}")
+    return text
+
+
 def _json_or_pairs(text: str) -> Value:
     return _json(text) if re.fullmatch(r"{.*}", text) else _pairs(text)
 
@@ -127,6 +144,7 @@ def _expand(text: str) -> str:
 
 _CONVERTERS: Mapping[str, Any] = {
     "any": str,
+    "adapter": _adapter,
     "str": str,
     "int": _integer,
     "float": _float,

@@ -196,7 +196,7 @@ def check_tokens(table: FlagTable, flag: Flag, tokens: Sequence[str]) -> Finding
     warning: Finding | None = None
     for text in tokens:
         try:
-            value = convert(flag.type, text, table.since("json_sizes_since"))
+            value = convert(_kind(flag), text, table.since("json_sizes_since"))
         except ValueError as error:
             return _finding(table, flag, BAD_VALUE, f"{error}", _value_help(flag))
         if not chosen(value, flag.choices):
@@ -208,6 +208,11 @@ def check_tokens(table: FlagTable, flag: Flag, tokens: Sequence[str]) -> Finding
             if found is not None and found.is_error:
                 return found
     return warning or noted(table, flag)
+
+
+def _kind(flag: Flag) -> str:
+    """The type of a flag's value; of --lora-modules, which an action of its own reads, the catalogue has none."""
+    return "adapter" if flag.name == "--lora-modules" else flag.type
 
 
 def _value_help(flag: Flag) -> str:

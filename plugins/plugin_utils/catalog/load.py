@@ -124,6 +124,15 @@ class Knowledge:
             self._checks[version] = engine_checks(self._json("vllm/checks.json"), self.flags(version))
         return self._checks[version]
 
+    def quantization(self, release: Release) -> dict[str, Mapping[str, bool]]:
+        """Return the quantization methods of a release: whether ROCm runs each (rocm), and deprecated."""
+        data = self._json("vllm/quantization.json")
+        return {
+            name: {key: self.line.value(entry.get(key, ()), release.index, False) for key in data["defaults"]}
+            for name, entry in data["methods"].items()
+            if self.line.within(entry["present"], release.index)
+        }
+
     def book(self, version: str) -> SettingsBook:
         """Return the neutral settings for a version."""
         return SettingsBook(self.settings, self.flags(version), self.env(version))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from ...module_utils.common.errors import Problem
@@ -47,11 +49,24 @@ def _shape_facts(tuned: TunedSettings, model: ModelFacts, engine: EngineConfig) 
     """What an attention backend may refuse, as far as it is known."""
     facts: dict[str, Any] = {"sinks": model.sinks, "kv_cache_dtype": engine.kv_cache_dtype}
     facts |= {"heads": model.heads, "tp": engine.tp}
+    facts["full_graphs"] = not engine.enforce_eager and _graphs(tuned) == "FULL"
+    facts["block_one"] = engine.block_size == 1 and "--block-size" in tuned.args
     if "--block-size" in tuned.args:
         facts["block_size"] = engine.block_size
     if model.head_size:
         facts["head_size"] = model.head_size
     return facts
+
+
+def _graphs(tuned: TunedSettings) -> str:
+    """The mode of CUDA graphs that was chosen; empty where vLLM chooses."""
+    given = tuned.args.get("--compilation-config")
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return ""
+    return str(given.get("cudagraph_mode", "")).upper() if isinstance(given, Mapping) else ""
 
 
 def claim(

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...module_utils.common.errors import Path, Problem
-from ..catalog.engine_checks import EngineFacts, Refusal, refusals
+from ...module_utils.common.errors import Path, Problem, suggest
+from ..catalog.engine_checks import EngineFacts, refusals
 from ..catalog.images import ImageFacts
 from ..catalog.load import Knowledge
 from ..desired.deployment import Deployment
@@ -14,6 +16,8 @@ from ..desired.reserved_flags import ENGINE_OWNED
 from ..sizing.facts import ModelFacts
 from .tune import OTHER_PLATFORMS, SIZES, TunedSettings
 
+_HEADS = ("eagle", "medusa", "mlp_speculator", "mlp-speculator", "speculator", "mtp", "ngram", "suffix")
+"""Words in the name of a draft by which vLLM, or whoever named it, tells that it is not a whole model."""
 _LATER = (
     "--distributed-executor-backend",
     "--data-parallel-backend",
@@ -44,18 +48,72 @@ def engine_refusals(
         "cpu" if software.platform in OTHER_PLATFORMS else "rocm",
         _model(model, max_model_len),
         frozenset(_open(args)),
+        tuned.context.engine == "V1",
     )
     found = list(refusals(knowledge.engine_checks(tuned.release.requested), facts))
     version = tuned.release.requested
     problems, warnings = [], []
+    for path, what, fix in (
+        *_quantization(deployment, software, tuned, knowledge),
+        *_draft(deployment, tuned, knowledge),
+    ):
+        if tuned.release.exact:
+            problems.append(Problem(path, what, fix))
+        else:
+            warnings.append(f"{what} {fix}")
     for refusal in sorted({item.what: item for item in found}.values(), key=lambda item: len(item.arguments)):
         what = f"vLLM {version} stops at its start: {refusal.what}."
         fix = f"Change {_or(refusal.arguments)}. Source: {refusal.at} of that release."
         if tuned.release.exact:
-            problems.append(Problem(_path(deployment, refusal), what, fix))
+            problems.append(Problem(_path(deployment, refusal.arguments), what, fix))
         else:
             warnings.append(f"{what} {fix}")
     return tuple(problems), tuple(warnings)
+
+
+def _quantization(
+    deployment: Deployment, software: ImageFacts, tuned: TunedSettings, knowledge: Knowledge
+) -> Iterator[tuple[Path, str, str]]:
+    """Yield why a quantization method is refused: unknown, not on ROCm, or deprecated."""
+    name = str(tuned.args.get("--quantization") or "").lower()
+    methods = knowledge.quantization(tuned.release)
+    if not name or not methods:
+        return
+    version, path = tuned.release.requested, _path(deployment, ("quantization",))
+    note = tuned.table.replacements.choice("--quantization", name)
+    known = methods.get(name)
+    usable = [item for item, facts in methods.items() if facts["rocm"] and not facts["deprecated"]]
+    fix = note or suggest(name, usable)
+    if known is None:
+        yield path, f"vLLM {version} has no quantization method {name}.", fix
+    elif not known["rocm"] and software.platform not in OTHER_PLATFORMS:
+        yield path, f"vLLM {version} does not run the quantization method {name} on ROCm.", fix
+    elif known["deprecated"] and not tuned.args.get("--allow-deprecated-quantization"):
+        what = f"The quantization method {name} is deprecated in vLLM {version}, which stops."
+        yield path, what, f"Set allow_deprecated_quantization: true as well. {note or ''}".rstrip()
+
+
+def _draft(
+    deployment: Deployment, tuned: TunedSettings, knowledge: Knowledge
+) -> Iterator[tuple[Path, str, str]]:
+    """Yield that a model of its own drafts for a release whose V1 engine cannot do that."""
+    given = tuned.args.get("--speculative-config")
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return
+    if not isinstance(given, Mapping) or knowledge.rules("engine", tuned.release)["drafts"] is not False:
+        return
+    method, model = given.get("method"), str(given.get("model") or "").lower()
+    named = any(word in model for word in _HEADS) or model == deployment.model.lower()
+    if method == "draft_model" or (method is None and model and not named):
+        what = f"vLLM {tuned.release.requested} cannot draft with a model of its own ({given.get('model')}); it stops."
+        fix = (
+            "Use EAGLE, MTP or ngram, or an image with vLLM 0.15.0. If it is one of these, name the method in "
+            "speculative_config. Source: vllm/config/speculative.py of that release."
+        )
+        yield _path(deployment, ("speculative_config", "speculative")), what, fix
 
 
 def _open(args: dict[str, Any]) -> set[str]:
@@ -73,9 +131,9 @@ def _model(model: ModelFacts | None, max_model_len: int | None) -> dict[str, Any
     return facts
 
 
-def _path(deployment: Deployment, refusal: Refusal) -> Path:
+def _path(deployment: Deployment, arguments: Sequence[str]) -> Path:
     """The operator's first key that takes part; the deployment where a recipe chose it."""
-    for name in refusal.arguments:
+    for name in arguments:
         for part in ("engine_args", "env", "settings"):
             for key, _value in getattr(deployment, part):
                 if key.lstrip("-").replace("-", "_") == name or key == name:

@@ -210,3 +210,20 @@ def test_conversion_refused(kind: str, text: str) -> None:
 
 def test_numbers_with_a_unit_inside_json() -> None:
     assert convert("config", '{"a": 80m, "b": "80m"}', json_sizes=True) == {"a": 80_000_000, "b": "80m"}
+
+
+@pytest.mark.parametrize(
+    ("value", "accepted"),
+    [
+        (["a=org/adapter"], True),
+        (['{"name": "a", "path": "org/adapter"}'], True),
+        ([{"name": "a", "path": "org/adapter", "base_model_name": "b"}], True),
+        (["org/adapter"], False),
+        (['{"name": "a"}'], False),
+        (['{"name": "a", "path": "p", "rank": 8}'], False),
+        (["a=b,c=d"], False),
+    ],
+)
+def test_adapters_have_a_name_and_a_path(value: list[Any], accepted: bool) -> None:
+    for release in ("0.6.3", "0.11.2", "0.33.0"):
+        assert (not check(knowledge().flags(release), "lora_modules", value).is_error) == accepted

@@ -58,7 +58,13 @@ def deployments(draw: st.DrawFn, clash: bool = False) -> list[dict[str, Any]]:
                         {"max_model_len": 1024},
                         {"override_generation_config": {"top_p": 1, "top_k": 2}, "enforce_eager": True},
                         {"lora_modules": ["a=org/lora"], "tokenizer": "org/draft"},
-                        {"speculative_config": {"model": "org/draft", "revision": "d" * 40}},
+                        {
+                            "speculative_config": {
+                                "method": "eagle3",
+                                "model": "org/draft",
+                                "revision": "d" * 40,
+                            }
+                        },
                     ]
                 )
             ),

@@ -40,8 +40,8 @@ DRAFT, ADAPTER, TOKENIZER = "org/draft", "org/lora", "org/tokenizer"
 SHA = "d" * 40
 PLACE = f"/hf/hub/models--org--draft/snapshots/{SHA}"
 LORA_PLACE = f"/hf/hub/models--org--lora/snapshots/{SHA}"
-AS_JSON = '{"model": "org/draft", "num_speculative_tokens": 5}'
-AS_MAP: dict[str, Any] = {"model": DRAFT, "num_speculative_tokens": 5}
+AS_JSON = '{"method": "eagle3", "model": "org/draft", "num_speculative_tokens": 5}'
+AS_MAP: dict[str, Any] = {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": 5}
 BOTH = {"engine_args": {"speculative_config": {"revision": "v1"}}, "settings": {"speculative": AS_MAP}}
 LORA_JSON = '{"name": "a", "path": "org/lora"}'
 
