@@ -136,7 +136,7 @@ def some_keys(dice: random.Random, fields: Sequence[str]) -> str:
     return json.dumps({name: dice.choice(values) for name in names})
 
 
-def program() -> str:
+def program(runner: Path = RUNNER) -> str:
     """The runner, with probe.py in it: one text for any vLLM's Python, wherever that is."""
     return f"""
 import sys, types
@@ -144,7 +144,7 @@ for name in ("catalog", "catalog.tools", "catalog.tools.probe"):
     sys.modules[name] = types.ModuleType(name)
 probe = sys.modules["catalog.tools"].probe = sys.modules["catalog.tools.probe"]
 exec(compile({PROBE.read_text(encoding="utf-8")!r}, "probe.py", "exec"), probe.__dict__)
-exec(compile({RUNNER.read_text(encoding="utf-8")!r}, "runner.py", "exec"))
+exec(compile({runner.read_text(encoding="utf-8")!r}, "runner.py", "exec"))
 """
 
 

@@ -34,6 +34,7 @@ from ..tuning.drafts import Draft
 from ..tuning.feasibility import Feasibility, KnownModel, check_feasibility
 from ..tuning.image_software import software_of, wrong_dockerfile
 from ..tuning.shared_memory import shared_memory
+from ..tuning.start_refusals import start_refusals
 from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
 from .measured_starts import StartRecord, measured, recorded_starts, start_key
@@ -207,6 +208,7 @@ class InstanceFactory:
         verdict = replace(verdict, start_key=key, warnings=(*verdict.warnings, *more))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
         wrong += (*unnamed_repositories(deployment), *wrong_dockerfile(deployment, self.knowledge.forks))
+        wrong += start_refusals(deployment, tuned, config)
         return DeploymentDecision(tuned, verdict, wrong)
 
     def _draft(self, deployment: Deployment, endpoint: str) -> Draft | None:
