@@ -7,6 +7,7 @@ What the release's own sources say by themselves is in engine_refusals.py.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,8 +31,24 @@ MAPS = (
     "--override-generation-config",
 )
 """Flags whose parser takes any JSON, and the configuration classes only a map; typed since 0.9.1."""
+LIMITS: Mapping[str, tuple[float, float | None, str]] = {
+    "--mm-processor-cache-gb": (0, None, "at least 0"),
+    "--mm-shm-cache-max-object-size-mb": (0, None, "at least 0"),
+    "--video-pruning-rate": (0, 1, "at least 0, and below 1"),
+}
+"""Lowest values, and those below which they must be; vllm/config/multimodal.py, since 0.11.1."""
+ONLY: Mapping[str, tuple[str, ...]] = {
+    "--data-parallel-backend": ("mp", "ray"),
+    "--max-num-partial-prefills": ("1",),
+    "--max-long-partial-prefills": ("1",),
+    "--optimization-level": ("0", "1", "2", "3", "O0", "O1", "O2", "O3"),
+}
+"""Flags whose parser takes more than the engine does; EngineArgs.create_engine_config, since 0.11.0."""
 OWN_DRAFT = ("eagle", "eagle3", "medusa", "mlp_speculator", "draft_model", "ngram", "[ngram]", "ngram_gpu")
 """Methods of --speculative-config for which the number of tokens is in no checkpoint."""
+NEEDS_DRAFT = ("eagle", "eagle3", "medusa", "mlp_speculator", "draft_model")
+METRICS = "--show-hidden-metrics-for-version"
+_VERSION = re.compile(r"v?\d+(\.\d+)*")
 SPECULATIVE, COMPILATION = "--speculative-config", "--compilation-config"
 SIZES, LARGEST = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 
@@ -45,6 +62,8 @@ def start_refusals(
     found = [
         *_missing(tuned),
         *_shapes(tuned),
+        *_values(tuned, config),
+        *_experts(tuned, config),
         *_speculative(tuned, config),
         *_capture_sizes(tuned),
     ]
@@ -60,9 +79,9 @@ Found = Iterator[tuple[str, str, str]]
 
 def _missing(tuned: TunedSettings) -> Found:
     for flag, other in NEEDS:
-        if tuned.args.get(flag) is True and tuned.args.get(other) in (None, False, ""):
-            if tuned.table.get(other) is not None:
-                yield flag, f"it needs {other}", f"Set {other}, or leave {flag} out."
+        absent = tuned.args.get(other) in (None, False, "") and tuned.table.get(other) is not None
+        if tuned.args.get(flag) is True and absent:
+            yield flag, f"it needs {other}", f"Set {other}, or leave {flag} out."
 
 
 def _shapes(tuned: TunedSettings) -> Found:
@@ -72,6 +91,29 @@ def _shapes(tuned: TunedSettings) -> Found:
         value = tuned.args.get(flag)
         if value is not None and not isinstance(_plain(value), Mapping):
             yield flag, f"{value!r} is no map", "Write a map of keys and values."
+
+
+def _values(tuned: TunedSettings, config: Mapping[str, Any] | None) -> Found:
+    if not tuned.table.line.inside("0.11.0", None, tuned.release.index):
+        return
+    sees = config is not None and _speaks_of(config, "vision", "audio")  # else nothing reads them
+    for flag, (low, high, meaning) in LIMITS.items() if sees else ():
+        value = tuned.args.get(flag)
+        if isinstance(value, (int, float)) and not (low <= value and (high is None or value < high)):
+            yield flag, f"{value} is out of range", f"It must be {meaning}."
+    for flag, known in ONLY.items():
+        value = tuned.args.get(flag)
+        if value is not None and str(value) not in known:
+            yield flag, f"{value!r} is not supported", f"Use {' or '.join(known)}, or leave it out."
+    version = tuned.args.get(METRICS)
+    if version is not None and not _VERSION.match(str(version)):
+        yield METRICS, f"{version!r} is no version", "Write one such as 0.11."
+
+
+def _experts(tuned: TunedSettings, config: Mapping[str, Any] | None) -> Found:
+    flag = "--enable-expert-parallel"
+    if tuned.args.get(flag) is True and config is not None and not _speaks_of(config, "expert"):
+        yield flag, "the model has no experts", "Leave it out."
 
 
 def _speculative(tuned: TunedSettings, config: Mapping[str, Any] | None) -> Found:
@@ -85,15 +127,26 @@ def _speculative(tuned: TunedSettings, config: Mapping[str, Any] | None) -> Foun
         method in OWN_DRAFT or (draft is None and (method is None or mtp))
     ):
         yield SPECULATIVE, "it has no num_speculative_tokens", "Add num_speculative_tokens, such as 3."
-    elif mtp and draft is None and config is not None and not _drafts(config):
+    elif draft is None and method in NEEDS_DRAFT:
+        yield SPECULATIVE, f"method {method} drafts with a model, and none is named", "Name it as model."
+    elif mtp and draft is None and config is not None and not _speaks_of(config, "mtp", "nextn"):
         what = f"method {method} needs a model with layers that draft, and this one has none"
         yield SPECULATIVE, what, "Use method ngram, or a draft model."
+    low, high = wanted.get("prompt_lookup_min"), wanted.get("prompt_lookup_max")
+    if isinstance(low, int) and isinstance(high, int) and low > high:
+        what = f"prompt_lookup_min is {low}, and prompt_lookup_max {high}"
+        yield SPECULATIVE, what, "Make it at least as large as prompt_lookup_min."
+    size, target = wanted.get("draft_tensor_parallel_size"), tuned.context.tp
+    if draft is not None and isinstance(size, int) and size not in (1, target):
+        what = f"draft_tensor_parallel_size is {size}, and tensor_parallel_size {target}"
+        yield SPECULATIVE, what, "Make them equal, or the draft's 1."
 
 
-def _drafts(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json speaks of layers for multi-token prediction."""
-    names = [*config, *(config.get("text_config") or {}), str(config.get("model_type"))]
-    return any("mtp" in name or "nextn" in name or "draft" in name for name in names)
+def _speaks_of(config: Mapping[str, Any], *words: str) -> bool:
+    """Whether a key or the type of a config.json has one of these words."""
+    inner = config.get("text_config")
+    names = [*config, *(inner if isinstance(inner, Mapping) else ()), str(config.get("model_type"))]
+    return any(word in name for name in names for word in words)
 
 
 def _capture_sizes(tuned: TunedSettings) -> Found:

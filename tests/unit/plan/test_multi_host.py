@@ -39,7 +39,7 @@ OWN = {"n1": {"ansible_host": "10.0.0.1"}, "n2": {"ansible_host": "10.0.0.2"}}
 def lock(version: str = "0.11.1") -> Lock:
     """Pins with another vLLM in the image."""
     software = ImageSoftware(version, "rocm", "7.0.0", "2.9.0", "3.12", ("gfx942",))
-    model = ModelPin(COMMIT, FILES_OF_REPO, CONFIG)
+    model = ModelPin(COMMIT, FILES_OF_REPO, {**CONFIG, "num_experts": 8})
     return Lock({IMAGE: ImagePin(DIGEST, 4 * GIB, software)}, {model_key("", REPO, "main"): model})
 
 

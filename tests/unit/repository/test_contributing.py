@@ -147,6 +147,15 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "Why is it done like this?": ("record-a-decision", {"docs/adr/README.md": "Consequences"}),
     "What belongs into a commit?": ("commit", {"changelogs/config.yaml": "bugfixes"}),
+    "How is it known what vLLM refuses after its parser?": (
+        "what-vllm-refuses-after-its-parser",
+        {
+            "tests/oracles/real_engines_runner.py": "create_engine_config",
+            "tests/oracles/engine_options.py": "GROUPS",
+            "tests/oracles/engine_cases.py": "LEFT_OUT",
+            "tests/unit/tuning/test_engine_verdicts.py": "def test_",
+        },
+    ),
     "How is a version released?": (
         "release",
         {

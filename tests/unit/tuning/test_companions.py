@@ -24,6 +24,7 @@ from tests.worlds.catalogue import knowledge, to_argv
 from tests.worlds.plan_world import (
     COMMIT,
     CONFIG,
+    FILES_OF_REPO,
     GIB,
     LOCK,
     REPO,
@@ -308,7 +309,12 @@ def test_offline_they_are_planned_as_written() -> None:
 
 def test_the_model_at_two_commits_is_fetched_twice_and_at_one_once() -> None:
     own = {"method": "mtp", "num_speculative_tokens": 1}
-    two = LOCK.merged(Lock({}, {model_key("", REPO, "v1"): ModelPin(SHA, (("config.json", 9),), CONFIG)}))
+    drafts = {**CONFIG, "num_nextn_predict_layers": 1}
+    more = {
+        model_key("", REPO, "main"): ModelPin(COMMIT, FILES_OF_REPO, drafts),
+        model_key("", REPO, "v1"): ModelPin(SHA, (("config.json", 9),), drafts),
+    }
+    two = LOCK.merged(Lock({}, more))
 
     def commits(**speculative: Any) -> list[str]:
         wanted = planned(settings={"speculative": {**own, **speculative}})
