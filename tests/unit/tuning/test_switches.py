@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts, model_facts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TunedSettings
 
 from tests.worlds.catalogue import knowledge
@@ -21,7 +21,7 @@ R1 = ModelFacts(
     quantization="fp8",
     heads=128,
 )
-UNKNOWN = ModelFacts("some/model")
+UNKNOWN = model_facts("some/model", None)
 AITER, MOE, MHA = "VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MOE", "VLLM_ROCM_USE_AITER_MHA"
 SPLIT, UNIFIED = "VLLM_V1_USE_PREFILL_DECODE_ATTENTION", "VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION"
 OLD_UNIFIED, NAMED = "VLLM_USE_AITER_UNIFIED_ATTENTION", "VLLM_ATTENTION_BACKEND"
