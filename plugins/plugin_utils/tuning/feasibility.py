@@ -207,7 +207,7 @@ def engine_of(
         prefix_caching=value("enable_prefix_caching") is not False,
         enforce_eager=bool(tuned.args.get("--enforce-eager")),
         kv_cache_memory_bytes=kv_bytes,
-        num_gpu_blocks_override=None if blocks is None else int(blocks),
+        num_gpu_blocks_override=None if blocks in (None, "", "None") else int(blocks),
         platform=platform,
     )
 
