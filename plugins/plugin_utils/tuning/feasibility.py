@@ -261,7 +261,7 @@ def engine_of(
         quick_reduce_bytes=_quick_reduce(tuned) if platform == "rocm" else 0,
         enforce_eager=bool(tuned.args.get("--enforce-eager")),
         kv_cache_memory_bytes=kv_bytes,
-        num_gpu_blocks_override=None if blocks is None else int(blocks),
+        num_gpu_blocks_override=None if blocks in (None, "", "None") else int(blocks),
         platform=platform,
     )
 

@@ -32,6 +32,7 @@ WITH_DRAFT = {**EAGLE, "model": "org/eagle3", "draft_tensor_parallel_size": 2}
     ("mixtral", {"enable_expert_parallel": True}, ""),
     ("qwen2.5-vl", {"video_pruning_rate": 1.5}, "out of range"),
     ("llama", {"video_pruning_rate": 1.5}, ""),
+    ("llama", {"num_gpu_blocks_override": ""}, ""),  # the parser reads it as none
     ("llama-awq", {}, ""),
     ("llama-awq", {"dtype": "float32"}, "AWQ needs dtype"),
 ])  # fmt: skip
