@@ -240,6 +240,8 @@ def fail_if_asked(knobs: Knobs, worker: str, max_len: int) -> None:
 def _plan_cache(knobs: Knobs, max_len: int, worker: str) -> None:
     if knobs.kv_tokens < max_len:
         raise _cache_too_small(knobs.kv_tokens, max_len)
+    if knobs.kv_tokens == Knobs.kv_tokens:
+        return  # nothing was measured: the toolkit takes a logged size for the truth about that engine
     available = knobs.kv_tokens * TOKEN_BYTES / GIB
     log(worker, "gpu_worker.py:759", f"Available KV cache memory: {available:.2f} GiB")
     log(

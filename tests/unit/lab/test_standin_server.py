@@ -250,19 +250,23 @@ class TestWire:
 
 class TestStart:
     def test_log(self, start: Start, model: Path) -> None:
-        standin = start(str(model), "--max_model_len=2048", "--some-new-flag", "7", "--api-key", "secret-key")
+        args = ("--max_model_len=2048", "--some-new-flag", "7", "--api-key", "secret-key")
+        standin = start(str(model), *args, env={"STANDIN_KV_TOKENS": "524288"})
         lines = [
             r"\(APIServer pid=\d+\) INFO \d\d-\d\d \d\d:\d\d:\d\d \[api_utils.py:347\] .*version 0.32.0",
             r"Initializing a V1 LLM engine \(v0.32.0\) with config: model=",
             r"Loading weights took [\d.]+ seconds",
             r"Model loading took [\d.]+ GiB memory and [\d.]+ seconds",
-            r"Available KV cache memory: 128.00 GiB",
-            r"GPU KV cache size: 1,048,576 tokens, Maximum concurrency for 2,048 tokens per request: 512.00x",
+            r"Available KV cache memory: 64.00 GiB",
+            r"GPU KV cache size: 524,288 tokens, Maximum concurrency for 2,048 tokens per request: 256.00x",
             r"init engine \(profile, create kv cache, warmup model\) took [\d.]+ s",
             r"Application startup complete\.",
         ]
         assert re.search("[^$]*".join(lines), standin.log), standin.log
         assert "secret-key" not in standin.log
+
+    def test_a_cache_that_nobody_sized_is_not_logged(self, start: Start, model: Path) -> None:
+        assert "KV cache" not in start(str(model)).log
 
     @pytest.mark.parametrize(
         ("arguments", "env", "backend"),
