@@ -593,6 +593,12 @@ def test_the_example_inventory_is_valid() -> None:
 SPX8 = {"n1": state()}
 
 
+SHARE = (
+    "To share it, name it in the gpus of all, and set instances_per_gpu: 2 in each, or gpu_memory_utilization in each, "
+    "together at most 1 (without it each takes about 0.9)."
+)
+
+
 @pytest.mark.parametrize(
     ("deployments", "text"),
     [
@@ -604,12 +610,12 @@ SPX8 = {"n1": state()}
         (
             [deployment(), deployment(name="second", port=9000)],
             "vllm_deployments[1].gpus (host n1): instances llama-0 and second-0 would both use GPU 0. Name other "
-            "GPUs in gpus; free: 1-7.",
+            f"GPUs in gpus; free: 1-7. {SHARE}",
         ),
         (
             [deployment(instances_per_host=8), deployment(name="second", port=9000, gpus=[3])],
             "vllm_deployments[1].gpus (host n1): instances llama-3 and second-0 would both use GPU 3. Name other "
-            "GPUs in gpus; none is free.",
+            f"GPUs in gpus; none is free. {SHARE}",
         ),
         (
             [deployment(gpus=[0, 1], tensor_parallel_size=4)],
@@ -651,7 +657,7 @@ def test_one_problem_per_pair_and_hosts_together() -> None:
         "vllm_deployments[1].port (hosts n1, n2, n10): instances llama-0 and b-0 would both listen on "
         "port 8000. Choose another port; instance i of a deployment uses port + i.",
         "vllm_deployments[1].gpus (hosts n1, n2, n10): instances llama-0 and b-0 would both use GPU 0. Name other "
-        "GPUs in gpus; none is free.",
+        f"GPUs in gpus; none is free. {SHARE}",
     ]
 
 
