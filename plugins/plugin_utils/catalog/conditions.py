@@ -148,7 +148,7 @@ def reasons(condition: Condition, facts: Facts) -> Iterator[Condition]:
         for part in parts:
             yield from reasons(part, facts)
     elif sign == "or":
-        yield from reasons(next(part for part in parts if holds(part, facts)), facts)
+        yield from reasons(next((part for part in parts if holds(part, facts)), None), facts)
     elif sign == "if":
         test = truth(evaluate(parts[0], facts))
         if test is not None:
@@ -162,7 +162,7 @@ def _denied(condition: Condition, facts: Facts) -> Iterator[Condition]:
     """Yield the parts of a condition that make it not hold."""
     sign = condition[0] if isinstance(condition, list) else ""
     if sign == "and":
-        yield from _denied(next(part for part in condition[1:] if holds(["not", part], facts)), facts)
+        yield from _denied(next((part for part in condition[1:] if holds(["not", part], facts)), None), facts)
     elif sign == "or":
         for part in condition[1:]:
             yield from _denied(part, facts)

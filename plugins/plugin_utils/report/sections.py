@@ -94,7 +94,7 @@ def deployment_section(name: str, number: int, pairs: Pairs, best: Collection[st
         "name": name,
         "model": rows[0]["model"],
         "scale": _scale(rows, sorted({row["host"] for row in rows}, key=natural)),
-        "omitted": len(cells) - len(shown),
+        "left_out": len(cells) - len(shown),
         "cells": [
             {
                 "title": f"{cell[0]['cell']}: {title(cell[0])}" if len(cells) > 1 else "",
