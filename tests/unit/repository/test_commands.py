@@ -72,14 +72,7 @@ def test_there_are_as_many_instances_as_said(entry: Entry) -> None:
         assert len(instances(plan(entry))) == entry.data["instances"]
 
 
-def voided(entry: Entry) -> Any:
-    """An entry whose variables a recipe makes void, until recipes heed them."""
-    void = entry.id == "v1-guide-split-without-aiter"
-    marks = pytest.mark.xfail(reason="a variable that names a backend is not heeded yet", strict=False)
-    return pytest.param(entry, marks=[marks] if void else [], id=entry.id)
-
-
-@pytest.mark.parametrize("entry", [voided(entry) for entry in COMPARED])
+@pytest.mark.parametrize("entry", COMPARED, ids=lambda entry: entry.id)
 def test_recipes_add_with_a_source_and_decide_nothing_anew(entry: Entry) -> None:
     """By effect: a switch that makes one of the document's void turns it too."""
     for found in beside(entry):
