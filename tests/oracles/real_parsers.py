@@ -47,7 +47,7 @@ LEFT_OUT = {
     "--config": "its value is a file that the parser reads",
     "--speculative-config": "its keys are refused when the engine is configured, not by the parser",
     "-O": "the names of compilation modes are not in the catalogue",
-    "--lora-modules": "an action of its own reads name=path or JSON; the catalogue takes any text",
+    "--lora-modules": "an action of its own reads name=path or JSON, which made-up values seldom are",
 }
 
 
