@@ -228,7 +228,7 @@ def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[st
                 instance["state"] = "exited"
         # The driver refuses while any instance runs.
         assert not [item for item in after["instances"] if item["state"] == "running"]
-        after["gpus"] = gpus(todo["partition"]["compute"], len(after["gpus"]))
+        after["gpus"] = _partitioned(after["gpus"], todo["partition"])
     for image in todo["images"]:
         by_digest = [image["pull"]] if image["pull"] else []
         after["images"].append({"id": "sha256:x", "tags": [image["ref"]], "digests": by_digest, "bytes": 1})
@@ -262,6 +262,15 @@ def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[st
         for server in todo["servers"]
     ]
     return after
+
+
+def _partitioned(before: list[dict[str, Any]], change: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """GPUs in other modes; they offer the modes of memory that they offered."""
+    made = gpus(change["compute"] or before[0]["compute_partition"], len(before))
+    for gpu, was in zip(made, before, strict=True):
+        gpu["memory_partition"] = change["memory"] or was["memory_partition"]
+        gpu.update({key: was[key] for key in ("available_memory_partitions",) if key in was})
+    return made
 
 
 def store(after: dict[str, Any], todo: Mapping[str, Any], now: str = "2026-11-21T22:00:00Z") -> None:

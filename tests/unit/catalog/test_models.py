@@ -85,6 +85,7 @@ def test_the_shapes_of_the_documents_other_models_are_known(repository: str) -> 
         ("/srv/models/Llama-3.1-70B-Instruct-FP8-KV", "fp8", True),
         ("amd/Mixtral-8x22B-Instruct-v0.1-FP8-KV", "fp8", True),
         ("amd/Llama-3.3-70B-Instruct-FP8-KV", "unknown_fp8", True),
+        ("amd/Llama-3.1-8B-Instruct-FP8-KV-Quark-test", "quark_fp8", True),
         ("amd/Llama-3.2-1B-Instruct-FP8-KV", "unknown_fp8", True),  # nobody has looked at its label
         ("amd/Some-New-Model-FP8-KV", "unknown_fp8", True),
         ("amd/Llama-3.3-70B-Instruct-MXFP4-Preview", "quark_mxfp4", True),

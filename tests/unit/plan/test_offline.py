@@ -95,8 +95,6 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("other", [*OTHERS, "all is done"])
 def test_elsewhere_what_differs_is_listed(name: str, other: str) -> None:
     wanted, keys = FLEETS[name]
-    if other == "all is done" and "gpu_partition_memory" in keys:
-        pytest.skip("the world's nodes have no memory modes once they are changed")
     if other == "all is done":
         first = plan({"n1": BARE, "n2": BARE}, wanted, instinct_gpus=GPUS, **keys).to_json()["hosts"]["n1"]
         found = apply_to_state(BARE, first)
