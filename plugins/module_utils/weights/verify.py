@@ -67,7 +67,7 @@ def check_content(
     expected = {name: expected_hash(snapshot, name) for name in snapshot.files}
     kinds = {name: text.partition(":")[0] or SHA256 for name, text in expected.items()}
     found = {name: text for name, text in known.items() if text.startswith(f"{kinds[name]}:")}
-    found |= _hash_files(snapshot, {name: kind for name, kind in kinds.items() if name not in found})
+    found |= hash_snapshot(snapshot, {name: kind for name, kind in kinds.items() if name not in found})
     _sync_directories(snapshot)
     wrong = [name for name, text in sorted(expected.items()) if text and found[name] != text]
     if not wrong:
@@ -98,7 +98,7 @@ def _wrong_content(
     return text
 
 
-def _hash_files(snapshot: Snapshot, kinds: Mapping[str, str]) -> dict[str, str]:
+def hash_snapshot(snapshot: Snapshot, kinds: Mapping[str, str]) -> dict[str, str]:
     """Return the hash of each file, of the given kind, read by several threads; large files first."""
     stop = threading.Event()
     names = sorted(kinds, key=lambda name: -snapshot.files[name])
