@@ -22,6 +22,7 @@ from ..placement.layout import Layout, lay_out_fleet
 from .host_plan import FleetPlan, HostPlan
 from .multi_host import engine_mismatches, peer_starts
 from .stages import HostStages, check_host, plan_stages, record_stage
+from .transfers import by_host, plan_transfers
 
 DEFAULT_REQUEST = OperationRequest()
 
@@ -150,10 +151,19 @@ def plan_fleet(
     revisions = revision_changes(selection, [stages.composed for stages in planned])
     _raise_problems(refused_upgrades(revisions, request), fleet)
     peers = peer_starts(planned)
+    transfers, doubts = plan_transfers(
+        [(stages.host, stages.fetch.images, stages.fetch.models) for stages in planned], fleet.hosts
+    )
+    shared = by_host(transfers)
     hosts = [
-        stages.finish(peers[stages.host.name], record_stage(stages, revisions, request)) for stages in planned
+        stages.finish(
+            peers[stages.host.name],
+            record_stage(stages, revisions, request),
+            shared.get(stages.host.name, ()),
+        )
+        for stages in planned
     ]
-    warnings = [*binding_warnings(revisions), *ahead_of_time(checked.fleet, checked.now)]
+    warnings = [*doubts, *binding_warnings(revisions), *ahead_of_time(checked.fleet, checked.now)]
     balancers: tuple[BalancerPlan, ...] = ()
     inventory = {host.name: host for host in checked.fleet.hosts}
     if endpoint:
@@ -172,6 +182,7 @@ def plan_fleet(
         balancers,
         revisions,
         (*fleet.excluded, *excluded_balancers(endpoint)),
+        transfers,
     )
 
 

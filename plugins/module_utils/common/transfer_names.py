@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of what is moved between nodes. The planner and the nodes form them alike, and the store keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .hashing import canonical, text_hash
+
+
+def image_name(digest: str) -> str:
+    """Return the name of an image; digest: sha256:… of what is pulled."""
+    return f"image {digest}"
+
+
+def model_name(repo: str, commit: str, files: Mapping[str, int]) -> str:
+    """Return the name of a model's files; files: the sizes of those that are wanted, by path."""
+    return f"model {repo}@{commit} {text_hash(canonical(dict(files)))[:12]}"

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The content store of a node: blobs by their SHA-256, each complete and checked when it gets its name.
+
+    blobs/sha256/<hex>     content, readable for all; the cache of weights has hard links to the same files
+    manifests/<id>.json    the manifests of which every blob is there
+    incoming/<id>/<hex>    what is being received; nothing here counts as there
+
+A blob gets its name last, and a manifest after its blobs; they go in the opposite order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from ..common import paths
+from ..common.abandoned import leave_if_abandoned
+from ..common.disk_space import existing_parent
+from ..common.files import read_text, sync_directory, write_atomic
+from ..common.module_main import NodeError
+from .manifest import HEX, Manifest, parse_manifest
+
+THREADS = 8  # files read at once
+_CHUNK = 4 * 2**20
+_POLL_SECONDS = 1.0
+
+
+class WrongContent(NodeError):
+    """Content has another hash than its name says; nothing of it is in the store."""
+
+
+class Store:
+    """A node's content store; `root` is its directory."""
+
+    def __init__(self, root: str = paths.STORE) -> None:
+        self.root = root
+
+    # ---- names -------------------------------------------------------------------------------------------
+
+    def path(self, sha256: str) -> str:
+        """Return the path of a blob, which exists if has()."""
+        return os.path.join(self.root, "blobs", "sha256", sha256)
+
+    def incoming(self, manifest_id: str) -> str:
+        """Return the directory in which a manifest's blobs are received, made if it is missing; only root reads it."""
+        path = os.path.join(self.root, "incoming", manifest_id)
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        return path
+
+    def manifest_path(self, manifest_id: str) -> str:
+        """Return the path of a complete manifest."""
+        return os.path.join(self.root, "manifests", f"{manifest_id}.json")
+
+    def beside(self, path: str) -> bool:
+        """Return whether a path is on the store's file system, so that files can have a name in both."""
+        return os.stat(existing_parent(path)).st_dev == os.stat(existing_parent(self.root)).st_dev
+
+    # ---- reading -----------------------------------------------------------------------------------------
+
+    def size(self, sha256: str) -> int | None:
+        """Return the size of a blob in bytes; None if it is not there."""
+        try:
+            return os.stat(self.path(sha256)).st_size
+        except FileNotFoundError:
+            return None
+
+    def has(self, sha256: str, size: int) -> bool:
+        """Return whether the blob is there with its size; verify() compares content."""
+        return self.size(sha256) == size
+
+    def missing(self, manifest: Manifest) -> dict[str, int]:
+        """Return the blobs that are not there, with their sizes."""
+        return {sha256: size for sha256, size in manifest.blobs.items() if not self.has(sha256, size)}
+
+    def manifests(self) -> list[Manifest]:
+        """Return the complete manifests; one whose content is not that of its id does not count as there."""
+        found = []
+        for name in sorted(_listing(os.path.join(self.root, "manifests"))):
+            with contextlib.suppress(ValueError, NodeError):
+                manifest = parse_manifest(
+                    json.loads(read_text(os.path.join(self.root, "manifests", name)) or "")
+                )
+                if f"{manifest.id}.json" == name:
+                    found.append(manifest)
+        return found
+
+    def manifest(self, name: str) -> Manifest | None:
+        """Return the complete manifest of this name."""
+        return next((item for item in self.manifests() if item.name == name), None)
+
+    def blobs(self) -> list[str]:
+        """Return the SHA-256 of every blob."""
+        return sorted(
+            name for name in _listing(os.path.join(self.root, "blobs", "sha256")) if HEX.fullmatch(name)
+        )
+
+    # ---- adding ------------------------------------------------------------------------------------------
+
+    def add(self, source: str, sha256: str, size: int, move: bool = False, hashed: bool = False) -> None:
+        """Take a file: as a hard link, or as a copy from another file system; with `move` the source is gone after.
+
+        It is hashed first, unless the caller has just done so. Raise WrongContent if it is not what its hash says.
+        """
+        if not self.has(sha256, size):
+            self._prepare()
+            temporary = os.path.join(self.root, "incoming", f"{sha256}.{os.getpid()}.{threading.get_ident()}")
+            try:
+                linked = _link_or_copy(source, temporary)
+                self._take(temporary, sha256, size, source, hashed and linked)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+        if move:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(source)
+
+    def put(self, content: bytes, sha256: str) -> None:
+        """Take content that is in memory. Raise WrongContent if it is not what its hash says."""
+        self._prepare()
+        descriptor, temporary = tempfile.mkstemp(prefix=f"{sha256}.", dir=os.path.join(self.root, "incoming"))
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(content)
+            self._take(temporary, sha256, len(content), "memory")
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    def adopt(self, manifest: Manifest) -> list[str]:
+        """Take the blobs received in incoming(manifest.id), named by their hashes; return those that are wrong.
+
+        A wrong one is removed, so that it is received again.
+        """
+        directory, wrong = self.incoming(manifest.id), []
+        for sha256, size in self.missing(manifest).items():
+            received = os.path.join(directory, sha256)
+            if not os.path.exists(received):
+                continue
+            try:
+                self.add(received, sha256, size, move=True)
+            except WrongContent:
+                wrong.append(sha256)
+                os.unlink(received)
+        return wrong
+
+    def record(self, manifest: Manifest) -> None:
+        """Record a manifest of which every blob is there, and drop what was received for it. Raise NodeError."""
+        missing = self.missing(manifest)
+        if missing:
+            raise NodeError(
+                f"{manifest.name} is incomplete in {self.root}: {len(missing)} of {len(manifest.blobs)} blobs are "
+                f"missing, sha256:{next(iter(sorted(missing)))} first. Run again to fetch them."
+            )
+        self._prepare()
+        write_atomic(self.manifest_path(manifest.id), manifest.text + "\n", 0o644)
+        sync_directory(os.path.join(self.root, "manifests"))
+        shutil.rmtree(os.path.join(self.root, "incoming", manifest.id), ignore_errors=True)
+
+    def _prepare(self) -> None:
+        for name in ("blobs/sha256", "incoming", "manifests"):
+            os.makedirs(os.path.join(self.root, name), mode=0o755, exist_ok=True)
+
+    def _take(self, temporary: str, sha256: str, size: int, source: str, hashed: bool = False) -> None:
+        """Hash a file of incoming/, bring it to disk, and give it its name."""
+        found = os.stat(temporary).st_size
+        actual = (sha256 if hashed else hash_file(temporary)) if found == size else ""
+        if actual != sha256:
+            what = f"SHA-256 {actual}" if actual else f"{found} bytes instead of {size}"
+            raise WrongContent(f"{source} is not the blob sha256:{sha256}: it has {what}.")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, self.path(sha256))
+        sync_directory(os.path.dirname(self.path(sha256)))
+
+    # ---- checking and removing ---------------------------------------------------------------------------
+
+    def verify(self, wanted: Iterable[str] | None = None) -> dict[str, str]:
+        """Hash blobs, all if none are named; return those whose content is wrong with the hash that they have."""
+        names = [name for name in (self.blobs() if wanted is None else wanted) if self.size(name) is not None]
+        found = hash_files({name: self.path(name) for name in names})
+        return {name: actual for name, actual in sorted(found.items()) if actual != name}
+
+    def remove(self, sha256: str) -> list[str]:
+        """Remove a blob, after the manifests that it makes incomplete; return the names of these."""
+        broken = [item for item in self.manifests() if sha256 in item.blobs]
+        for item in broken:
+            self._forget(item)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(sha256))
+        return [item.name for item in broken]
+
+    def drop(self, manifest: Manifest) -> None:
+        """Remove a manifest, and the blobs that no other one has."""
+        self._forget(manifest)
+        kept = {sha256 for item in self.manifests() for sha256 in item.blobs}
+        for sha256 in manifest.blobs.keys() - kept:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path(sha256))
+
+    def _forget(self, manifest: Manifest) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.manifest_path(manifest.id))
+            sync_directory(os.path.join(self.root, "manifests"))
+
+
+def hash_files(named: Mapping[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of files, by the names given to them; several are read at once, large ones first."""
+    stop = threading.Event()
+    names = sorted(named, key=lambda name: -os.stat(named[name]).st_size)
+    with ThreadPoolExecutor(THREADS) as pool:
+        try:
+            futures = {name: pool.submit(hash_file, named[name], stop) for name in names}
+            while wait(futures.values(), _POLL_SECONDS).not_done:
+                leave_if_abandoned()
+            return {name: future.result() for name, future in futures.items()}
+        finally:
+            stop.set()  # the threads end before the pool does
+
+
+def hash_file(path: str, stop: threading.Event | None = None) -> str:
+    """Return the SHA-256 of a file's content in hex digits; the content is on disk afterwards."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            for part in _parts(file.fileno()):
+                digest.update(part)
+                if stop is not None and stop.is_set():
+                    break
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise NodeError(
+            f"{path} cannot be read back from disk: {error.strerror}. Check the disk and its file system (dmesg), and "
+            "run again.",
+            changed=True,
+        ) from error
+    return digest.hexdigest()
+
+
+def _parts(descriptor: int) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(_CHUNK))
+    while True:
+        count = os.readv(descriptor, [buffer])
+        if not count:
+            return
+        yield buffer[:count]
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Give a file a second name; copy it where that is on another file system. `target` appears complete."""
+    temporary = f"{target}.{os.getpid()}"
+    try:
+        _link_or_copy(source, temporary)
+        os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # also what replace() leaves where both were one file
+            os.unlink(temporary)
+
+
+def _link_or_copy(source: str, target: str) -> bool:
+    """Return whether it is a link: a copy may differ from what was read before."""
+    try:
+        os.link(os.path.realpath(source), target)
+        return True
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copyfile(source, target)
+        return False
+
+
+def _listing(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
