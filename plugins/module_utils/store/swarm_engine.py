@@ -60,15 +60,16 @@ def settings(job: SwarmJob) -> dict[str, Any]:
         "request_timeout": 15,
         "piece_timeout": 15,
         "request_queue_time": 2,
-        "max_out_request_queue": 2000,
+        "max_out_request_queue": 48,
+        "whole_pieces_threshold": 0,
         "max_allowed_in_request_queue": 4000,
         "send_buffer_watermark": 4 * 2**20,
-        "alert_mask": _ALERTS,
-        "alert_queue_size": 20000,
+        "alert_mask": _ALERTS if importlib.import_module("os").environ.get("FO_TRACE") else 0x1 | 0x8 | 0x40,
+        "alert_queue_size": 200000,
     }
 
 
-_ALERTS = 0x1 | 0x8 | 0x40  # errors, storage, status
+_ALERTS = 0x1 | 0x8 | 0x40 | 0x1000000 | 0x2000000 | 0x200000  # errors, storage, status
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,10 @@ class Engine:
         """`places` has the path of each blob's file."""
         self.lt: Any = importlib.import_module("libtorrent")
         self.job, self.cut = job, cut
-        self.session = self.lt.session(settings(job))
-        self.session.set_ip_filter(self._members_only(job.members))
+        import os, json  # EXPERIMENT
+
+        self.session = self.lt.session({**settings(job), **json.loads(os.environ.get("FO_SET", "{}"))})
+        self.admit(job.members)
         info = torrent(cut, hashes, job.manifest.id, job.key)
         self.info = self.lt.torrent_info(self.lt.bdecode(bencode({"info": info})))
         for slot in cut.slots:
@@ -101,13 +104,14 @@ class Engine:
         self.handle: Any = None
         self.banned: set[str] = set()
 
-    def _members_only(self, members: Iterable[Member]) -> Any:
+    def admit(self, members: Iterable[Member]) -> None:
+        """Have connections with these members only; others are closed."""
         found = self.lt.ip_filter()
         found.add_rule("0.0.0.0", "255.255.255.255", 1)
         found.add_rule("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 1)
         for member in members:
             found.add_rule(member.address, member.address, 0)
-        return found
+        self.session.set_ip_filter(found)
 
     def start(self, have: Sequence[bool], priorities: Sequence[int]) -> None:
         """Begin; `have` and `priorities` are by piece."""
@@ -120,6 +124,15 @@ class Engine:
         wanted.flags = flags.disable_dht | flags.disable_lsd | flags.disable_pex | flags.apply_ip_filter
         wanted.storage_mode = self.lt.storage_mode_t.storage_mode_sparse
         self.handle = self.session.add_torrent(wanted)
+        self.handle.prioritize_pieces(list(priorities))
+        import collections
+
+        print(
+            "prio",
+            collections.Counter(self.handle.get_piece_priorities()),
+            collections.Counter(priorities),
+            flush=True,
+        )
 
     def connect(self, members: Iterable[Member]) -> None:
         """Connect to members; those that are connected stay so."""
@@ -148,6 +161,15 @@ class Engine:
         pieces = list(self.handle.status(self.lt.torrent_handle.query_pieces).pieces)
         return pieces if len(pieces) == self.cut.count else [bool(pieces)] * self.cut.count
 
+    def ask_for(self, changes: Mapping[int, int]) -> None:
+        """Change priorities of pieces."""
+        if changes:
+            self.handle.prioritize_pieces(list(changes.items()))
+
+    def copies(self) -> list[int]:
+        """Return how many connected members have each piece."""
+        return list(self.handle.piece_availability())
+
     def totals(self) -> tuple[int, int]:
         """Return the bytes of content received and sent."""
         status = self.handle.status(0)
@@ -158,6 +180,11 @@ class Engine:
         found = []
         for alert in self.session.pop_alerts():
             kind = type(alert).__name__
+            if kind in ("block_finished_alert", "block_downloading_alert"):  # EXPERIMENT
+                import time
+
+                self.blocks = getattr(self, "blocks", [])
+                self.blocks.append((time.time(), kind[6], alert.ip[0], alert.piece_index, alert.block_index))
             if kind == "peer_ban_alert":
                 self.banned.add(alert.ip[0])
             elif kind in ("file_error_alert", "torrent_error_alert", "listen_failed_alert"):
@@ -166,6 +193,10 @@ class Engine:
 
     def moved(self, sha256: str, path: str) -> None:
         """Serve a blob from another name of the same file."""
+        import os, pickle  # EXPERIMENT
+
+        if os.environ.get("FO_TRACE"):
+            pickle.dump(getattr(self, "blocks", []), open("/tmp/fo-trace/blocks-%s" % self.job.own, "wb"))
         self.handle.rename_file(self.cut.slot(sha256).file, path)
 
     def again(self) -> None:

@@ -17,7 +17,7 @@ from .manifest import Manifest
 SMALLEST, LARGEST = 64 * 2**10, 16 * 2**20
 # So many pieces that each of dozens of members has many to pass on, and few enough that a piece is worth a request.
 PIECES = 2048
-OWN, OTHER = 7, 1  # priorities of the engine
+NOBODYS = "nobodys"
 Bencoded = Union[int, str, bytes, list["Bencoded"], dict[str, "Bencoded"]]
 
 
@@ -47,8 +47,12 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """Return the number of pieces."""
-        return self.slots[-1].first + self.slots[-1].count if self.slots else 0
+        """Return the number of pieces, one of which nobody has.
+
+        A member that has all pieces does not count towards the availability of any, on which the order in which pieces
+        are asked for depends: with a source alone, priorities would mean nothing.
+        """
+        return self.slots[-1].first + self.slots[-1].count + 1 if self.slots else 1
 
     def slot(self, sha256: str) -> Slot:
         """Return a blob's place."""
@@ -67,6 +71,7 @@ def layout(manifest: Manifest) -> Layout:
         if gap:
             files.append(("", gap))
         first += count
+    files.append((NOBODYS, 1))
     return Layout(piece, tuple(slots), tuple(files))
 
 
@@ -94,7 +99,7 @@ def torrent(cut: Layout, hashes: Mapping[str, bytes], name: str, key: str) -> di
         "files": entries,
         "name": name,
         "piece length": cut.piece_size,
-        "pieces": b"".join(hashes[slot.sha256] for slot in cut.slots),
+        "pieces": b"".join(hashes[slot.sha256] for slot in cut.slots) + bytes(20),
         "private": 1,
         "x-run": secret,
     }
@@ -111,18 +116,6 @@ def bencode(value: Bencoded) -> bytes:
     if isinstance(value, list):
         return b"l" + b"".join(map(bencode, value)) + b"e"
     return b"d" + b"".join(bencode(name) + bencode(value[name]) for name in sorted(value)) + b"e"
-
-
-def priorities(cut: Layout, wanted: Iterable[str], index: int, receivers: int) -> list[int]:
-    """Return the priority of each piece for the receiver with this index: 0 for pieces of blobs that it has.
-
-    Each asks for another share first. Thus the source sends each piece about once, and the receivers exchange them.
-    """
-    found = [0] * cut.count
-    for sha256 in wanted:
-        for piece in cut.slot(sha256).pieces:
-            found[piece] = OWN if piece % max(1, receivers) == index else OTHER
-    return found
 
 
 def resume_record(cut: Layout, have: Iterable[bool]) -> dict[str, object]:

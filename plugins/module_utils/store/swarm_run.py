@@ -12,13 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..common.files import read_text, write_atomic
 from .blobs import THREADS, Store, WrongContent
-from .swarm_engine import Engine
+from .swarm_engine import Engine, Peer
 from .swarm_hashes import Checked, HashServer, Known, ask, hash_blob
-from .swarm_job import SwarmJob
-from .swarm_pieces import layout, priorities, resume_record, resumed
+from .swarm_job import Member, SwarmJob
+from .swarm_pieces import layout, resume_record, resumed
+from .swarm_share import Share
 from .swarm_state import SwarmState, slow_members, write_state
 
-TICK = 0.25
+TICK = 0.1
 _SAVE_SECONDS = 10.0
 _STATE_SECONDS = 1.0
 _ASK_SECONDS = 0.5
@@ -37,9 +38,13 @@ class SwarmRun:
     def __init__(self, job: SwarmJob, directory: str) -> None:
         self.job, self.store, self.directory = job, Store(job.root), directory
         self.cut = layout(job.manifest)
+        self.left = False  # the sources
+        self.done: set[str] = set()
+        self.asked: set[str] = set()
+        self.peers: dict[str, Peer] = {}
         self.known, self.state = Known(), SwarmState(pid=os.getpid())
         self.stop = threading.Event()
-        self.begun = time.monotonic()
+        self.begun, self.written = time.monotonic(), 0.0
         self.names = {member.address: member.name for member in job.members}
         self.paths = {item.sha256: item.path for item in job.manifest.files}
         lacking = self.store.missing(job.manifest)
@@ -161,7 +166,11 @@ class SwarmRun:
         receivers = [member.name for member in self.job.members if not member.serves]
         index = receivers.index(self.job.own) if self.job.own in receivers else -1
         engine = Engine(self.job, self.cut, self.known.hashes, places)
-        engine.start(have, priorities(self.cut, self.wanted, index, len(receivers)))
+        pieces = [
+            piece for sha256 in self.wanted for piece in self.cut.slot(sha256).pieces if not have[piece]
+        ]
+        self.share = Share(pieces, max(0, index), len(receivers) if index >= 0 else 1)
+        engine.start(have, self.share.priorities(self.cut.count))
         self.state.bytes = sum(self.job.manifest.blobs[sha256] for sha256 in self.wanted)
         self.state.files.update(dict.fromkeys(self.wanted, "receiving"))
         self.state.phase = "running"
@@ -181,11 +190,34 @@ class SwarmRun:
                 connected = now
                 self._look_around(engine, now)
             self._take_complete(engine, checks)
+            self._choose(engine, now)
+            if os.environ.get("FO_TRACE"):  # EXPERIMENT
+                a = engine.handle.piece_availability() if not self.served else []
+                ps = engine.handle.get_peer_info()
+                print(
+                    f"{now - started:.1f} have {sum(engine.have())} rx {engine.totals()[0] / 1e6:.1f} tx {engine.totals()[1] / 1e6:.1f} avail1 {sum(x == 1 for x in a)} peers",
+                    [
+                        (
+                            p.ip[0][-2:],
+                            p.payload_down_speed // 1000,
+                            p.payload_up_speed // 1000,
+                            p.download_queue_length,
+                            p.upload_queue_length,
+                            p.rtt,
+                            bool(p.flags & p.choked),
+                            bool(p.flags & p.remote_choked),
+                        )
+                        for p in ps
+                    ],
+                    flush=True,
+                )
             self.state.received, self.state.sent = engine.totals()
             if self.state.received + self.state.sent != before:
                 before, moved = self.state.received + self.state.sent, now
             if self._is_complete():
-                self.state.phase, self.known.complete = "complete", True
+                if self.state.phase != "complete":
+                    self.state.phase, self.known.complete = "complete", True
+                    self._write()
                 everybody = set(self.state.complete) >= {member.name for member in self.job.others}
                 alone_since = (alone_since or now) if everybody else None
                 if (alone_since and now - alone_since >= _LAST_WORDS) or now - moved >= self.job.linger:
@@ -203,13 +235,31 @@ class SwarmRun:
                 self._save(engine)
             self._pause()
 
+    def _sources(self, engine: Engine) -> int:
+        addresses = {member.address for member in self.job.members if member.serves}
+        return sum(1 for peer in engine.peers() if peer.address in addresses)
+
+    def _choose(self, engine: Engine, now: float) -> None:
+        """Ask for pieces; leave the sources, or return to them."""
+        if self.served:
+            return
+        before, copies = self._sources(engine), engine.copies()
+        if before != self._sources(engine):  # one came or went: it may be among the copies, or not
+            return
+        turn = self.share.turn(engine.have(), [count - before for count in copies], now)
+        engine.ask_for(turn.changes)
+        if turn.sources == self.left:
+            self.left = not turn.sources
+            engine.admit(member for member in self.job.members if turn.sources or not member.serves)
+            self._look_around(engine, now)
+
     def _is_complete(self) -> bool:
         return self.received >= set(self.wanted)
 
     def _look_around(self, engine: Engine, now: float) -> None:
-        peers = {self.names.get(peer.address, peer.address): peer for peer in engine.peers()}
+        peers = self.peers = {self.names.get(peer.address, peer.address): peer for peer in engine.peers()}
         self.last.update(dict.fromkeys(peers, now))
-        done = {*self.state.complete, *(name for name, peer in peers.items() if peer.complete)}
+        done = self.done = {*self.done, *(name for name, peer in peers.items() if peer.complete)}
         self.state.complete = sorted(done)
         self.state.wrong = sorted(
             {self.names.get(address, address) for address in engine.banned}
@@ -219,7 +269,23 @@ class SwarmRun:
         self.state.dead = sorted(
             name for name, seen in self.last.items() if now - seen > _ABSENT_SECONDS and name not in done
         )
-        engine.connect(member for member in self.job.others if member.name not in peers)
+        for member in self.job.others:
+            if member.name in peers or (member.serves and self.left):
+                continue
+            if member.serves or not self.served:
+                engine.connect([member])
+            elif member.name not in done and member.name not in self.asked:
+                self.asked.add(member.name)
+                self.pool.submit(self._ask_whether_complete, member)
+
+    def _ask_whether_complete(self, member: Member) -> None:
+        """Note whether a member that left this source is complete."""
+        answer = ask(self.job.me, member, self.job.key, [])
+        if answer is not None:
+            self.last[member.name] = time.monotonic()
+            if answer.get("complete"):
+                self.done.add(member.name)
+        self.asked.discard(member.name)
 
     def _take_complete(self, engine: Engine, checks: dict[str, Future[None]]) -> None:
         """Give complete blobs their names in the store, each checked as a whole by its SHA-256."""
@@ -257,9 +323,11 @@ class SwarmRun:
             raise Ended(
                 f"It was not complete after {self.job.deadline:.0f} s. Run again: what is here is kept."
             )
-        self._write()
+        if now - self.written >= _STATE_SECONDS:
+            self._write()
         time.sleep(seconds)
 
     def _write(self) -> None:
         self.state.finished = self._is_complete()
+        self.written = time.monotonic()
         write_state(self.directory, self.state)
