@@ -221,11 +221,10 @@ def text_of(item: Any, path: str) -> str:
 
 def tidy(source: str, output: str, refused: tuple[str, ...]) -> None:
     """Make a repository of the output: with the source's tokenizer and licence, without code or pickles."""
+    own = (".safetensors", ".safetensors.index.json", *refused)
     for name in sorted(os.listdir(source)):
         path, target = os.path.join(source, name), os.path.join(output, name)
-        wanted = (
-            os.path.isfile(path) and name != "README.md" and not name.endswith((".safetensors", *refused))
-        )
+        wanted = os.path.isfile(path) and name != "README.md" and not name.endswith(own)
         if wanted and not name.startswith(".") and not os.path.exists(target):
             shutil.copyfile(path, target)
     for directory, names, files in os.walk(output, topdown=False):

@@ -159,21 +159,6 @@ def _last(log: list[str]) -> str:
     return " ".join((errors or log or ["it printed nothing"])[-1].split())[:400]
 
 
-def environment_of(
-    params: Mapping[str, object], image_id: str, proxy: Mapping[str, str], ca: str
-) -> EnvironmentRequest:
-    """Return the request that the module's parameters make."""
-    return EnvironmentRequest(
-        requirements=str(params["requirements"]),
-        image=str(params["image"]),
-        image_id=image_id,
-        packages=str(params["packages"] or ""),
-        index=str(params["index"] or ""),
-        proxy=proxy,
-        ca_file=ca,
-    )
-
-
 def planned(wanted: EnvironmentRequest) -> list[str]:
     """Return what installing would do."""
     if wanted.complete:

@@ -12,7 +12,14 @@ from typing import Any
 from ..common.disk_space import free_bytes
 from ..common.files import read_text
 from ..common.hashing import canonical, text_hash
-from ..common.model_manifest import MANIFEST, BadManifest, commit_of, hash_directory, parse_statement
+from ..common.model_manifest import (
+    MANIFEST,
+    SIGNATURE,
+    BadManifest,
+    commit_of,
+    hash_directory,
+    parse_statement,
+)
 from ..common.module_main import NodeError
 from ..docker.client import DockerClient, Json
 from ..docker.image_api import image
@@ -38,7 +45,7 @@ def read_facts(client: DockerClient, params: Mapping[str, Any], root: str = "/")
     return {
         "source": read_source(params["source"]),
         "calibration": read_calibration(calibration) if calibration else None,
-        "outputs": read_outputs(params["name"]),
+        "outputs": read_outputs(),
         "disk_free": free_bytes(paths.MODELS),
         "memory_available": memory_available(source),
         "gpus": free_gpus(source),
@@ -109,13 +116,20 @@ def read_calibration(path: str) -> Json:
     return {"path": path, "mount": path, "inside": "", "sha256": text_hash(canonical(files))}
 
 
-def read_outputs(name: str) -> list[Json]:
-    """Return the finished commits of a local repository, each with the key of the job that made it."""
+def read_outputs() -> list[Json]:
+    """Return all finished outputs, each with the key of the job that made it, its statement and its signature."""
     found = []
-    for commit in _names(paths.model_dir(name)):
-        record = _json(os.path.join(paths.model_dir(name, commit), paths.RECORD))
-        if record and os.path.exists(os.path.join(paths.model_dir(name, commit), MANIFEST)):
-            found.append({"commit": commit, "key": str(record.get("key") or "")})
+    for name in _names(paths.MODELS, r"[A-Za-z0-9].*"):
+        for commit in _names(paths.model_dir(name), r"[0-9a-f]{40}"):
+            path = paths.model_dir(name, commit)
+            record, statement = (
+                _json(os.path.join(path, paths.RECORD)),
+                read_text(os.path.join(path, MANIFEST)),
+            )
+            if record and statement:
+                signature = read_text(os.path.join(path, SIGNATURE)) or ""
+                about = {"name": name, "commit": commit, "key": str(record.get("key") or "")}
+                found.append({**about, "path": path, "statement": statement, "signature": signature})
     return found
 
 
@@ -147,10 +161,10 @@ def memory_available(source: Source) -> int:
     return int(match.group(1)) * 1024 if match else 0
 
 
-def _names(directory: str) -> list[str]:
+def _names(directory: str, pattern: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(directory) if re.fullmatch(r"[0-9a-f]{40}", name))
-    except FileNotFoundError:
+        return sorted(name for name in os.listdir(directory) if re.fullmatch(pattern, name))
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -46,12 +46,12 @@ class QuantizeRequest:
 
 @dataclass(frozen=True)
 class QuantizePlan:
-    """What will be done: `job` for the module, `lines` for people. commit: of an earlier output of the same inputs."""
+    """What will be done: `job` for the module, `lines` for people. there: an earlier output of the same inputs."""
 
     job: Mapping[str, Any]
     backend: str
     lines: tuple[str, ...]
-    commit: str
+    there: Mapping[str, Any] | None
 
 
 def output_name(request: QuantizeRequest, data: Mapping[str, Any], source: str) -> str:
@@ -121,7 +121,7 @@ def plan_quantization(
         "requirements": text_hash(requirements[scheme.backend]),
     }
     key = text_hash(canonical(record))[:16]
-    name = output_name(request, data, _title(source))
+    name = output_name(request, data, source["repo"])
     devices = [f"cuda:{number}" for number in range(len(placed.render_nodes))] or ["cpu"]
     checked = {
         "tensors": scheme.tensors,
@@ -143,19 +143,15 @@ def plan_quantization(
         "memory": placed.memory,
     }
     lines = (
-        f"{_title(source)} at {source['commit'][:12]}: {sized(source['bytes'])} in {plural(source['files'], 'file')}",
+        f"{source['repo']} at {source['commit'][:12]}: {sized(source['bytes'])} in {plural(source['files'], 'file')}",
         f"{scheme.key}{' with an FP8 KV cache' if request.kv_cache else ''}: {scheme.title}, by "
         f"{data['backends'][scheme.backend]['title']}",
         f"{'the whole model' if whole else 'file by file'} on {placed.text}",
         f"stays as it is: {', '.join(exclude) or 'nothing'}",
         f"output: about {sized(output_bytes(source, scheme))}, {sized(facts['disk_free'])} free",
     )
-    commit = next((item["commit"] for item in facts["outputs"] if item["key"] == key), "")
-    return QuantizePlan(job, scheme.backend, lines, commit)
-
-
-def _title(source: Mapping[str, Any]) -> str:
-    return str(source["repo"])
+    same = (item for item in facts["outputs"] if (item["key"], item["name"]) == (key, name))
+    return QuantizePlan(job, scheme.backend, lines, next(same, None))
 
 
 def _architecture(

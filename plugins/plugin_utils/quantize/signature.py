@@ -95,20 +95,22 @@ def _private_key(text: bytes, password: bytes | None) -> Any:
     from cryptography.hazmat.primitives import serialization
 
     try:
-        return _checked(serialization.load_pem_private_key(text, password), "quantize_signing_key")
+        return _checked(serialization.load_pem_private_key(text, password), "quantize_signing_key_file")
     except (ValueError, TypeError) as error:
         needs = "password" in str(error).lower()
         what = "needs a password, and none was given" if needs else "is no private key in PEM form"
-        raise FleetError([Problem(("quantize_signing_key",), f"{what}.", _MAKE)]) from None
+        raise FleetError([Problem(("quantize_signing_key_file",), f"{what}.", _MAKE)]) from None
 
 
 def _public_key(text: bytes) -> Any:
     from cryptography.hazmat.primitives import serialization
 
     try:
-        return _checked(serialization.load_pem_public_key(text), "model_public_key")
+        return _checked(serialization.load_pem_public_key(text), "quantize_public_key_file")
     except ValueError:
-        raise FleetError([Problem(("model_public_key",), "is no public key in PEM form.", _MAKE)]) from None
+        raise FleetError(
+            [Problem(("quantize_public_key_file",), "is no public key in PEM form.", _MAKE)]
+        ) from None
 
 
 def _checked(key: Any, variable: str) -> Any:
