@@ -52,7 +52,7 @@ def find_scheme(data: Mapping[str, Any], name: str) -> Scheme | Problem:
     schemes = data["schemes"]
     names = {alias: key for key, item in schemes.items() for alias in (key, item["name"], *item["aliases"])}
     if name not in names:
-        return Problem(("quantize_scheme",), f"{name!r} is no scheme.", suggest(name, schemes))
+        return Problem(("quantize_scheme",), f"{name!r} is no scheme.", suggest(name, names))
     key = names[name]
     item = schemes[key]
     return Scheme(
@@ -75,7 +75,7 @@ def find_scheme(data: Mapping[str, Any], name: str) -> Scheme | Problem:
 def find_architecture(data: Mapping[str, Any], model_type: str, given: str) -> Architecture | Problem:
     """Return what is known of a model_type, or of the architecture that the operator says has the same names."""
     known = data["architectures"]
-    name = given or data["same_as"].get(model_type, model_type)
+    name = given or model_type
     if name not in known:
         where = ("quantize_architecture",) if given else ()
         what = (

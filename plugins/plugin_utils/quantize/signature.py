@@ -124,7 +124,7 @@ def _checked(key: Any, variable: str) -> Any:
 def _hash_of(public: Any) -> Any:
     from cryptography.hazmat.primitives import hashes
 
-    return {256: hashes.SHA256, 384: hashes.SHA384, 521: hashes.SHA512}[public.curve.key_size]()
+    return {256: hashes.SHA256(), 384: hashes.SHA384(), 521: hashes.SHA512()}[public.curve.key_size]
 
 
 def _pem(public: Any) -> bytes:
