@@ -40,7 +40,7 @@ venv-dev: $(VENV)/.installed-dev
 
 COMPILE := $(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-options --no-header
 
-.PHONY: lock router-lock lm-eval-lock
+.PHONY: lock router-lock lm-eval-lock quantize-lock
 lock: venv-dev ## write the two lock files anew from pyproject.toml
 	$(COMPILE) --upgrade --output-file requirements.lock pyproject.toml
 	$(COMPILE) --upgrade --extra dev --constraint requirements.lock --output-file requirements-dev.lock pyproject.toml
@@ -56,6 +56,13 @@ lm-eval-lock: ## write the lock file of lm-eval anew (LM_EVAL=version; needs uv)
 	@set -e; file=$(LM_EVAL_LOCK); version=$$(sed -n 's/^lm-eval==\([^ ]*\).*/\1/p' $$file); \
 	    { head -1 $$file; echo "lm-eval[api]==$(or $(LM_EVAL),$$version)" | uv pip compile - --quiet --no-header --upgrade \
 	    --universal --python-version 3.10 --generate-hashes; } > $$file.new; mv $$file.new $$file
+
+QUANTIZE := catalog/quantization
+quantize-lock: ## write the lock files of AMD Quark and llm-compressor anew, without PyTorch (needs uv)
+	@set -e; scratch=$$(mktemp -d); echo 'torch; python_version < "3"' > $$scratch/without; \
+	    for name in quark llm-compressor; do file=$(QUANTIZE)/$$name-requirements.txt; \
+	    { head -1 $$file; uv pip compile $(QUANTIZE)/$$name.in --quiet --no-header --no-annotate --upgrade --universal \
+	    --override $$scratch/without --python-version 3.11 --generate-hashes; } > $$file.new; mv $$file.new $$file; done
 
 # ---- demo ------------------------------------------------------------------------------------------------------------
 .PHONY: demo demo-down lab-up lab-down

@@ -98,6 +98,7 @@ def module(name: str) -> str:
 GIVEN: dict[str, Callable[[], str | dict[str, str]]] = {
     "gpu_burnin": lambda: script("burnin"),
     "hf_model": lambda: script("download"),
+    "model_quantize": lambda: script("quantize"),
     "partition_boot": lambda: archive("partition_boot"),
     "vllm_bench": lambda: script("bench_job"),
     "vllm_image": lambda: script("inspect_image"),

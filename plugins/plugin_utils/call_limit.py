@@ -19,6 +19,8 @@ MARGIN = 300
 DEFAULTS = {
     "vllm_image": 14400,
     "hf_model": 86400,
+    "model_quantize": 86400,
+    "model_verify": 14400,
     "rocm_partition": 300,
     "vllm_bench": 7200,
     "vllm_accuracy": 1800,
@@ -26,7 +28,7 @@ DEFAULTS = {
     "gpu_burnin": 1800,
 }
 """The modules' own defaults of their parameter `timeout`, in seconds."""
-TIMES = {"vllm_image": 2, "rocm_partition": 2}
+TIMES = {"vllm_image": 2, "rocm_partition": 2, "model_quantize": 2}
 """How often a call may need its `timeout`: for a run before it, or to undo the change."""
 
 

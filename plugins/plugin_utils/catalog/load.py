@@ -59,6 +59,14 @@ def load_acceptance() -> Mapping[str, Any]:
     return found
 
 
+def load_quantization() -> tuple[Mapping[str, Any], dict[str, str]]:
+    """Return the schemes of quantization, and the packages of each backend (catalog/quantization)."""
+    root = CATALOG / "quantization"
+    found: Mapping[str, Any] = read_yaml(root / "schemes.yml")
+    names = {name: item["requirements"] for name, item in found["backends"].items()}
+    return found, {name: (root / file).read_text(encoding="utf-8") for name, file in names.items()}
+
+
 class Knowledge:
     """The catalogue in a directory. Methods raise the errors of open() and of the parsers."""
 

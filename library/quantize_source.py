@@ -1,0 +1,1 @@
+../plugins/modules/quantize_source.py

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantize as planned, if the output is not there: packages, job, local repository, signature."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..common import proxies
+from ..common.files import read_text, sync_directory, write_atomic
+from ..common.model_manifest import SIGNATURE
+from ..common.module_main import NodeError
+from ..common.run_lock import run_lock
+from ..docker.client import DockerClient, Json
+from ..docker.image_api import image
+from . import environment, job, paths
+from .environment import EnvironmentRequest
+
+
+def quantize(client: DockerClient, params: Mapping[str, Any], check: bool) -> Json:
+    """Return what there is afterwards: path, commit, statement, signature, and the report of a job that ran."""
+    wanted = job.job_of(params["job"])
+    found = image(client, wanted.image)
+    if found is None:
+        raise NodeError(
+            f"Image {wanted.image} is not on this node. Run site.yml, which brings it, or name one with quantize_image."
+        )
+    given = params["packages"]
+    if given and not os.path.isdir(given):
+        raise NodeError(f"{given} is no directory of this node: put the packages there (docs/quantize.md).")
+    packages = EnvironmentRequest(
+        requirements=params["requirements"],
+        image=wanted.image,
+        image_id=str(found["Id"]),
+        packages=given,
+        index=params["index"],
+        proxy=proxies.environment(params["proxy"]),
+        ca_file=proxies.check_ca_file(params["ca_file"]),
+        timeout=params["timeout"],
+    )
+    actions = [*environment.planned(packages), *job.planned(wanted, client)]
+    if check:
+        return {"changed": True, "actions": actions, "path": None, "commit": "", "report": None}
+    with run_lock("model_quantize", params["timeout"]):
+        for directory in (paths.HOME, paths.MODELS):
+            os.makedirs(directory, mode=0o755, exist_ok=True)
+        environment.install(client, packages)
+        report = job.run_job(client, wanted, packages, params["program"], params["timeout"])
+        made = job.publish(wanted, report)
+    return {"changed": True, "actions": actions, "report": report, "signature": "", **made}
+
+
+def write_signature(path: str, text: str, check: bool) -> Json:
+    """Put the signature beside the files that it signs."""
+    file = os.path.join(path, SIGNATURE)
+    if not os.path.isdir(path):
+        raise NodeError(f"{path} is gone, so its signature was not written. Run again.")
+    if read_text(file) == text:
+        return {"changed": False, "actions": []}
+    if not check:
+        write_atomic(file, text, 0o644)
+        sync_directory(path)
+    return {"changed": True, "actions": [f"write {file}"]}

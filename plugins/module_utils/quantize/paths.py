@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where quantization keeps its things on a node, and where a job sees them inside its container."""
+
+from __future__ import annotations
+
+from ..common.paths import DATA_DIR
+
+HOME = DATA_DIR + "/quantize"
+MODELS = DATA_DIR + "/models"
+HASHES = HOME + "/hashes"
+PACKAGES = HOME + "/packages"
+LOGS = HOME + "/logs"
+
+ENV_MOUNT = "/quantize/env"
+SOURCE_MOUNT = "/quantize/source"
+CALIBRATION_MOUNT = "/quantize/calibration"
+JOB_MOUNT = "/quantize/job"
+
+RECORD = "quantization.json"  # in the output: what it was made of
+OUTPUT, JOB, REPORT_FILE = "output", "job.json", "report.json"
+
+# The Python that runs vLLM need not be the first in PATH.
+FIND_PYTHON = """\
+python=
+vllm=$(command -v vllm) && read -r python < "$vllm"
+python=${python#\\#!}
+case $python in */python*) ;; *) python=python3;; esac
+"""
+
+
+def environment_dir(key: str) -> str:
+    """Return the directory of an environment on the node."""
+    return f"{HOME}/env-{key}"
+
+
+def work_dir(key: str) -> str:
+    """Return the directory of a job; on the file system of the outputs, so that a finished one is renamed."""
+    return f"{MODELS}/.work/{key}"
+
+
+def model_dir(name: str, commit: str = "") -> str:
+    """Return the directory of a local repository, or of one of its commits."""
+    return f"{MODELS}/{name}/{commit}".rstrip("/")
+
+
+def log_file(key: str) -> str:
+    """Return the file with what a job printed."""
+    return f"{LOGS}/{key}.log"

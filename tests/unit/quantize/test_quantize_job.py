@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A quantization on a node: packages aside, one container without a network, an output that appears when complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manifest import parse_statement
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.probe_output import REPORT
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
+from ansible_collections.instinct.fleet.plugins.module_utils.quantize import (
+    converge,
+    environment,
+    facts,
+    paths,
+)
+
+from tests.worlds.fake_docker import FakeContainer, FakeDocker, serve_until_stopped
+from tests.worlds.gpu_tree import Tree
+from tests.worlds.quantize_world import planned, quantized_tensors, write_model, write_tensors
+
+IMAGE = "rocm/vllm:x"
+REPORT_OK = {
+    "ok": True, "quantized": 8, "excluded": 1, "left": [], "unmatched": [], "kv_scales": 0, "compared": 8,
+    "worst": {"tensor": "a.weight", "relative_error": 0.03}, "mean_relative_error": 0.02, "seconds": 1.0,
+    "versions": {"amd-quark": "0.13"},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All paths of the node below a directory of the test."""
+    node = tmp_path / "node"
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(environment, "SECRETS", str(tmp_path / "run"))
+    monkeypatch.setattr(environment, "PIP_CONF", str(tmp_path / "run/pip.conf"))
+    for name, part in {"HOME": "quantize", "MODELS": "models", "HASHES": "hashes", "LOGS": "logs"}.items():
+        monkeypatch.setattr(paths, name, str(node / part))
+    return node
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Iterator[FakeDocker]:
+    with FakeDocker(tmp_path) as fake:
+        fake.add_image(IMAGE)
+        fake.programs[environment.CONTAINER] = lambda container: 0
+        fake.programs["instinct-quantize-"] = quantizes
+        yield fake
+
+
+def place(container: FakeContainer, inside: str) -> Path:
+    """Where a mount of the container is on the node."""
+    mounts = container.body["HostConfig"]["Mounts"]
+    return next(Path(mount["Source"]) for mount in mounts if mount["Target"] == inside)
+
+
+def quantizes(container: FakeContainer) -> int:
+    """The program: it writes weights as the backends do, for their owner alone."""
+    if container.name == environment.CONTAINER:
+        return 0
+    output = place(container, paths.JOB_MOUNT) / paths.OUTPUT
+    output.mkdir(mode=0o700)
+    (output / "config.json").write_text('{"quantization_config": {"quant_method": "quark"}}')
+    write_tensors(output / "model.safetensors", quantized_tensors("ptpc_fp8"))
+    (output / "model.safetensors").chmod(0o600)
+    container.log = f"\x1b[32mlines of a library\x1b[0m\n{REPORT}{json.dumps(REPORT_OK)}\n"
+    return 0
+
+
+def params(source: Path, **changes: Any) -> dict[str, Any]:
+    plan = planned(gpus=[], source={"path": str(source)})
+    return {
+        "image": IMAGE, "packages": "", "index": "", "proxy": {}, "ca_file": None, "timeout": 60, "program": "program",
+        "requirements": "amd-quark==0.13", "job": {**plan.job, "image": IMAGE}, **changes,
+    }  # fmt: skip
+
+
+def run(docker: FakeDocker, given: dict[str, Any], check: bool = False) -> dict[str, Any]:
+    return converge.quantize(DockerClient(docker.path), given, check)
+
+
+def test_the_output_is_a_readable_repository_with_card_record_and_manifest(
+    tmp_path: Path, docker: FakeDocker, home: Path
+) -> None:
+    source = write_model(tmp_path / "source")
+    result = run(docker, params(source))
+    path = Path(result["path"])
+    assert path == home / "models/Llama-70B-Instruct-ptpc-fp8" / result["commit"]
+    assert stat.S_IMODE((path / "model.safetensors").stat().st_mode) == 0o644
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    assert set(parse_statement(result["statement"])) == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        paths.RECORD,
+    }
+    record = json.loads((path / paths.RECORD).read_text())
+    assert record["source"] == {"repo": "lab/Llama-70B-Instruct", "commit": "0123456789" * 4}
+    assert record["result"]["versions"] == {"amd-quark": "0.13"}
+    assert not os.path.exists(paths.work_dir(params(source)["job"]["key"]))
+    assert "\x1b" not in next((home / "logs").iterdir()).read_text()
+
+
+def test_the_same_inputs_give_the_same_commit(tmp_path: Path, docker: FakeDocker) -> None:
+    source = write_model(tmp_path / "source")
+    assert run(docker, params(source))["commit"] == run(docker, params(source))["commit"]
+
+
+def test_the_job_has_no_network_no_token_and_reads_only(tmp_path: Path, docker: FakeDocker) -> None:
+    seen: list[FakeContainer] = []
+    docker.programs["instinct-quantize-"] = lambda container: seen.append(container) or quantizes(container)
+    del docker.programs[environment.CONTAINER]
+    run(docker, params(write_model(tmp_path / "source")))
+    install, job = seen
+    host = job.body["HostConfig"]
+    assert (host["NetworkMode"], host["CapDrop"], host["Devices"]) == ("none", ["ALL"], [])
+    assert {mount["Target"] for mount in host["Mounts"] if not mount.get("ReadOnly")} == {paths.JOB_MOUNT}
+    assert "QUARK_DISABLE_VLLM_PLUGIN=1" in job.body["Env"]
+    assert 0 < host["CpuShares"] < 10
+    assert not [name for name in job.body["Env"] if "TOKEN" in name]
+    pip = install.body["Entrypoint"]
+    assert "--require-hashes" in pip[2]
+    assert install.body["HostConfig"]["NetworkMode"] == "host"
+
+
+def test_packages_are_installed_once_and_a_directory_of_them_needs_no_network(
+    tmp_path: Path, docker: FakeDocker, home: Path
+) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    given = params(write_model(tmp_path / "source"), packages=str(wheels))
+    first = run(docker, given)
+    (made,) = [path for path in (home / "quantize").iterdir() if path.is_dir()]
+    assert made.name.startswith("env-")
+    again = run(docker, given)
+    assert any(environment.CONTAINER in line for line in first["actions"])
+    assert not any(environment.CONTAINER in line for line in again["actions"])
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "words"),
+    [
+        (3, "this image has no pip", "that pip's own wheel is in"),
+        (1, "ERROR: No matching distribution found for amd-quark==0.13", "pip download"),
+        (1, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "not the one that was pinned"),
+        (2, "ERROR: Could not connect", "set instinct_proxy"),
+    ],
+)
+def test_a_failed_installation_says_what_to_do_and_leaves_nothing(
+    tmp_path: Path, docker: FakeDocker, home: Path, code: int, log: str, words: str
+) -> None:
+    def fails(container: FakeContainer) -> int:
+        container.log = f"{log}\n"
+        return code
+
+    docker.programs[environment.CONTAINER] = fails
+    with pytest.raises(NodeError, match=words):
+        run(docker, params(write_model(tmp_path / "source")))
+    assert not [path for path in (home / "quantize").iterdir() if path.is_dir()]
+
+
+def reports(code: int, **report: Any) -> Callable[[FakeContainer], int]:
+    def program(container: FakeContainer) -> int:
+        container.log = f"{REPORT}{json.dumps(report)}\n" if report else "Killed\n"
+        return code
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (reports(1, ok=False, kind="check", error="a.weight is off."), "a.weight is off"),
+        (reports(1, ok=False, kind="memory", error="HIP"), "ran out of memory"),
+        (reports(137), "ran out of memory"),
+        (reports(1, ok=False, kind="job", error="ValueError: no template"), "no template"),
+        (reports(1), "exit code 1: Killed"),
+    ],
+)
+def test_a_failed_job_says_why_and_leaves_no_model(
+    tmp_path: Path, docker: FakeDocker, home: Path, program: Callable[[FakeContainer], int], words: str
+) -> None:
+    docker.programs["instinct-quantize-"] = program
+    with pytest.raises(NodeError, match=words) as error:
+        run(docker, params(write_model(tmp_path / "source")))
+    assert "logs/" in str(error.value)
+    assert [path.name for path in (home / "models").iterdir()] == [".work"]
+    assert list((home / "models/.work").iterdir()) == []
+
+
+def test_a_job_that_runs_on_is_found_and_awaited(tmp_path: Path, docker: FakeDocker) -> None:
+    """The control node died, or its patience ended: the container is the same in every run."""
+    source = write_model(tmp_path / "source")
+    docker.programs["instinct-quantize-"] = serve_until_stopped
+    with pytest.raises(NodeError, match="It continues in container"):
+        run(docker, params(source, timeout=0.2))
+    (name,) = [name for name in docker.containers if name != environment.CONTAINER]
+    container = docker.containers[name]
+    actions = run(docker, params(source), check=True)["actions"]
+    assert actions == [f"wait for container {name} (it quantizes {source})"]
+    quantizes(container)
+    container.stopping.set()
+    with pytest.raises(NodeError):  # the stand-in ends with 143
+        run(docker, params(source))
+
+
+def test_what_was_made_before_the_controller_died_is_published(tmp_path: Path, docker: FakeDocker) -> None:
+    source = write_model(tmp_path / "source")
+    given = params(source)
+    work = Path(paths.work_dir(given["job"]["key"]))
+    (work / paths.OUTPUT).mkdir(parents=True)
+    (work / paths.OUTPUT / "config.json").write_text("{}")
+    (work / paths.REPORT_FILE).write_text(json.dumps(REPORT_OK))
+    docker.programs["instinct-quantize-"] = reports(1)
+    docker.programs[environment.CONTAINER] = lambda container: 0
+    assert os.path.exists(run(docker, given)["path"])
+
+
+def test_check_mode_shows_the_containers_and_touches_nothing(
+    tmp_path: Path, docker: FakeDocker, home: Path
+) -> None:
+    result = run(docker, params(write_model(tmp_path / "source")), check=True)
+    assert [action.split(" ")[0] for action in result["actions"]] == ["POST", "POST", "write"]
+    assert not home.exists()
+
+
+def test_facts_of_a_directory_and_of_a_snapshot_of_the_hub(tmp_path: Path, docker: FakeDocker) -> None:
+    local = write_model(tmp_path / "local", code=1)
+    tree = Tree(tmp_path / "gpus").build()
+    given = {"source": str(local), "calibration": "", "image": IMAGE}
+    found = facts.read_facts(DockerClient(docker.path), given, str(tree.root))
+    source = found["source"]
+    assert (source["repo"], source["files"], len(source["commit"])) == (str(local), 1, 40)
+    assert source["card"] == {"license": "llama3.1", "base_model": "lab/base"}
+    assert len(found["gpus"]) == 8
+    (local / "tokenizer.json").write_text("{ }")
+    assert facts.read_source(str(local))["commit"] != source["commit"]
+    snapshot = write_model(tmp_path / "hub/models--lab--tiny/snapshots" / ("ab" * 20))
+    known = facts.read_source(str(snapshot))
+    assert (known["repo"], known["commit"]) == ("lab/tiny", "ab" * 20)
+
+
+def test_a_source_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="is not a directory"):
+        facts.read_source(str(tmp_path / "gone"))
+    with pytest.raises(NodeError, match=r"has no config\.json"):
+        facts.read_source(str(tmp_path))
+    with pytest.raises(NodeError, match="quantize_calibration_file"):
+        facts.read_calibration(str(tmp_path / "gone"))
