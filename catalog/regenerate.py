@@ -38,7 +38,7 @@ from catalog.tools.sources import Sources, config_classes, quantization  # noqa:
 from catalog.tools.store import PROBE, Store  # noqa: E402
 
 PROBE_FILE = HERE / "tools" / "probe.py"
-READERS = ("sources", "expressions", "objects", "values", "checks")
+READERS = ("sources", "expressions", "alternatives", "objects", "values", "checks")
 """Read vLLM's sources; the probe takes them along."""
 GPU_DEVICES = ("/dev/kfd", "/dev/dri")
 HELP_OPTION = re.compile(r"^ {2}(-[-\w, ]+?)(?:\s{2,}| [A-Z{\[]|$)", re.MULTILINE)
