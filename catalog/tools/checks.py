@@ -9,6 +9,7 @@ a condition on the arguments, and is kept if arguments alone can fulfil it. Cond
                                "platform.is_rocm" and "model.max_model_len"
     ["=", 1]                   a constant; ["enum", "FULL"] a member of an enumeration
     ["<", a, b]                comparisons, arithmetic, and, or, not, if, in, is, len
+    ["any", "item.0", a, b]    whether b holds for an item of a, which b names
     null                       what cannot be told from the arguments
 """
 
@@ -18,26 +19,33 @@ import ast
 import json
 from pathlib import Path
 
+from catalog.tools.alternatives import merged
 from catalog.tools.expressions import (
+    FALSE,
     NONE,
     TRUE,
     Expr,
     both,
     choice,
     constant,
+    decided,
     inverse,
     is_object,
     maker,
     presence,
     present,
     provable,
+    simplified,
     size,
+    together,
+    vague,
 )
 from catalog.tools.objects import MODEL, Frame
 from catalog.tools.sources import Sources, config_classes
 from catalog.tools.values import Values
 
-LARGEST = 90
+LARGEST, VAGUE = 90, 50
+"""Longer conditions are dropped; those of which a part is not known sooner."""
 
 
 class Walker(Values):
@@ -51,7 +59,7 @@ class Walker(Values):
 
     def text(self) -> dict[str, dict[str, str]]:
         """The conditions as JSON text, each once."""
-        return {json.dumps(item): {"at": at} for item, at in reversed(self.found)}
+        return {json.dumps(item): {"at": at} for item, at in reversed(merged(self.found, self.every))}
 
     def walk(self, body: list[ast.stmt]) -> None:
         """Run statements."""
@@ -67,7 +75,14 @@ class Walker(Values):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 self.assign(target, value)
         elif isinstance(node, ast.AugAssign):
-            self.assign(node.target, None)
+            self.assign(
+                node.target,
+                self.calculated(type(node.op), self.value(node.target), self.value(node.value)),
+            )
+        elif isinstance(node, ast.ImportFrom):
+            self.frames[-1].imports.update(
+                {item.asname or item.name: (node.module or "", item.name) for item in node.names}
+            )
         elif isinstance(node, ast.Raise):
             self.refuse(TRUE)
         elif isinstance(node, ast.Assert):
@@ -81,14 +96,36 @@ class Walker(Values):
             self.value(node.value)
         elif isinstance(node, ast.With):
             self.walk(node.body)
-        elif isinstance(node, (ast.For, ast.While, ast.Try)):
-            for item in ast.walk(node):
-                if isinstance(item, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For)):
-                    for target in item.targets if isinstance(item, ast.Assign) else [item.target]:
-                        self.assign(target, None)
-                if isinstance(item, ast.Return):
-                    self.frames[-1].dead.append(None)
-                    self.frames[-1].returned.append((None, None))
+        elif isinstance(node, ast.For) and _simple(node):
+            self.loop(node)
+        elif isinstance(node, ast.Try) and _ends(node.handlers):
+            self.walk([*node.body, *node.orelse, *node.finalbody])
+        elif isinstance(node, (ast.For, ast.While, ast.Try, ast.Match)):
+            self.forget(node)
+
+    def loop(self, node: ast.For) -> None:
+        """Run the body for any item; what it assigns is not known afterwards."""
+        sequence, item = self.value(node.iter), f"item.{self.loops}"
+        self.forget(node)
+        if sequence is None or is_object(sequence):
+            return
+        self.assign(node.target, item)
+        self.loops += 1
+        self.guards.append(["any", item, sequence])
+        self.walk(node.body)
+        self.guards.pop()
+        self.loops -= 1
+        self.forget(node)
+
+    def forget(self, node: ast.stmt) -> None:
+        """What may be assigned, or returned, is not known."""
+        for item in ast.walk(node):
+            if isinstance(item, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For)):
+                for target in item.targets if isinstance(item, ast.Assign) else [item.target]:
+                    self.assign(target, None)
+            if isinstance(item, ast.Return):
+                self.frames[-1].dead.append(None)
+                self.frames[-1].returned.append((None, None))
 
     def path(self, frame: Frame) -> list[Expr]:
         """The conditions of branches since a call began."""
@@ -96,7 +133,10 @@ class Walker(Values):
 
     def branch(self, node: ast.If) -> None:
         """Run both branches, and join what they assign."""
-        test = self.value(node.test)
+        test = simplified(self.value(node.test), self.known())
+        if test in (TRUE, FALSE):
+            self.walk(node.body if test == TRUE else node.orelse)
+            return
         before = dict(self.env)
         self.guards.append(test)
         self.walk(node.body)
@@ -105,13 +145,26 @@ class Walker(Values):
         self.walk(node.orelse)
         self.guards.pop()
         for key in {*first, *self.env}:
-            default = None if ":" in key else key
-            then, other = first.get(key, default), self.env.get(key, default)
+            if first.get(key, self) == self.env.get(key, self):
+                continue
+            then, other = (env[key] if key in env else self.untouched(key) for env in (first, self.env))
             if then != other:
                 joined = choice(test, then, other)
                 self.env[key] = joined if size(joined) < LARGEST else None
             elif key in first:
                 self.env[key] = then
+
+    def known(self) -> dict[str, bool]:
+        """What the conditions of branches decide."""
+        found: dict[str, bool] = {}
+        for guard in self.guards:
+            found |= decided(guard, holds=True)
+        return found
+
+    def untouched(self, key: str) -> Expr:
+        """What a name or an attribute is where nothing was assigned to it."""
+        holder, _dot, attribute = key.partition(".")
+        return None if ":" in key else self.given(holder, attribute) if holder in self.json else key
 
     def assign(self, target: ast.expr, value: Expr) -> None:
         """Note what a name or an attribute now is."""
@@ -128,8 +181,11 @@ class Walker(Values):
     def refuse(self, condition: Expr) -> None:
         """Keep the condition under which vLLM stops here."""
         ended = [inverse(item) for frame in self.frames for item in frame.dead]
-        whole = both(*self.guards, *ended, condition)
-        if size(whole) < LARGEST and provable(whole, self.told):
+        whole = both(*ended, condition)
+        for guard in reversed(self.guards):
+            whole = [*guard, together(whole)] if _of_loop(guard) else both(guard, whole)
+        whole = together(whole)
+        if size(whole) < (VAGUE if vague(whole) else LARGEST) and provable(whole, self.told):
             self.found.append((whole, self.frames[-1].at))
 
     def told(self, fact: str) -> bool:
@@ -140,6 +196,21 @@ class Walker(Values):
         if name == "model":
             return attribute in MODEL
         return name in ("env", "platform") or name in self.json
+
+
+def _of_loop(guard: Expr) -> bool:
+    return isinstance(guard, list) and guard[0] == "any" and len(guard) == 3
+
+
+def _simple(node: ast.For) -> bool:
+    """Whether every item goes through the whole body of a loop."""
+    left = (ast.Break, ast.Continue, ast.Return)
+    return isinstance(node.target, ast.Name) and not any(isinstance(item, left) for item in ast.walk(node))
+
+
+def _ends(handlers: list[ast.ExceptHandler]) -> bool:
+    """Whether what is raised in a block stops vLLM all the same."""
+    return all(isinstance(handler.body[-1], ast.Raise) for handler in handlers)
 
 
 def _field(flag: str) -> str:

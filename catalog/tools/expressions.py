@@ -16,7 +16,7 @@ Expr = Any
 TRUE: Expr = ["=", True]
 FALSE: Expr = ["=", False]
 NONE: Expr = ["=", None]
-SIDE = 30
+SIDE = 60
 """Larger values of a choice are taken for unknown."""
 
 
@@ -52,10 +52,8 @@ def inverse(expr: Expr) -> Expr:
     """Not."""
     if expr is None:
         return None
-    if expr == TRUE:
-        return FALSE
-    if expr == FALSE:
-        return TRUE
+    if isinstance(expr, list) and expr[0] == "=":
+        return FALSE if expr[1] else TRUE
     if is_object(expr):
         return inverse(presence(expr))
     return expr[1] if isinstance(expr, list) and expr[0] == "not" else ["not", expr]
@@ -96,21 +94,109 @@ def choice(test: Expr, then: Expr, other: Expr) -> Expr:
     return ["if", test, then, other]
 
 
+def _decided(test: Expr, then: Expr, other: Expr) -> Expr:
+    """A choice of which both sides are true or false."""
+    if FALSE in (then, other):
+        return both(test, then) if other == FALSE else both(inverse(test), other)
+    if TRUE in (then, other):
+        return either(test, other) if then == TRUE else either(inverse(test), then)
+    return choice(test, then, other)
+
+
 def _assuming(test: Expr, side: Expr, place: int) -> Expr:
     """One side of a choice, where the test is decided; None where it is too long to be of use."""
-    if isinstance(side, list) and side[0] == "if" and side[1] == test:
-        side = side[place]
+    side = simplified(side, decided(test, place == 2), truth=False)
     return None if size(side) > SIDE else side
 
 
+_ANSWERS = ("==", "in", "is", "<", "<=", ">", ">=", "not", "isinstance", "startswith", "endswith")
+Decided = dict[str, bool]
+"""Conditions, as JSON text, that are known to hold or not to."""
+
+
+def decided(expr: Expr, holds: bool) -> Decided:
+    """What follows from a condition that holds, or does not."""
+    if expr is None or not isinstance(expr, (str, list)):
+        return {}
+    sign = expr[0] if isinstance(expr, list) else ""
+    if sign == "not":
+        return decided(expr[1], not holds)
+    found = {json.dumps(expr): holds}
+    if sign == ("and" if holds else "or"):
+        for part in expr[1:]:
+            found |= decided(part, holds)
+    return found
+
+
+def simplified(expr: Expr, known: Decided, truth: bool = True) -> Expr:
+    """The same with what is decided left out. truth: only whether it is true matters, not its value."""
+    if not known or not isinstance(expr, (str, list)) or is_object(expr):
+        return expr
+    sign = expr[0] if isinstance(expr, list) else ""
+    found = known.get(json.dumps(expr)) if truth or sign in _ANSWERS else None
+    if found is not None:
+        return TRUE if found else FALSE
+    if sign in ("", "=", "enum", "given", "any"):
+        return expr
+    inner = [
+        sign in ("and", "or", "not") or (sign == "if" and (truth or place == 0)) for place in range(len(expr))
+    ]
+    parts = [simplified(part, known, inner[place]) for place, part in enumerate(expr[1:])]
+    if parts == expr[1:]:
+        return expr
+    return _BUILT[sign](*parts) if sign in _BUILT else operation(sign, *parts)
+
+
+def together(*parts: Expr) -> Expr:
+    """And, where what the first parts decide shortens the others."""
+    whole, known = both(*parts), {}
+    if not isinstance(whole, list) or whole[0] != "and":
+        return whole
+    found = []
+    for part in sorted(whole[1:], key=size):
+        found.append(simplified(part, known))
+        known |= decided(found[-1], holds=True)
+    again = both(*found)
+    return again if size(again) >= size(whole) else together(again)
+
+
 def operation(sign: str, *parts: Expr) -> Expr:
-    """Arithmetic or a comparison; unknown where a part is."""
+    """Arithmetic or a comparison; unknown where a part is. A choice of constants is compared side by side."""
     if any(part is None or is_object(part) for part in parts):
         return None
-    values = [part[1] for part in parts if isinstance(part, list) and part[0] == "="]
-    if len(values) == 2 and sign in ("==", "in", "is"):
-        return constant(values[0] in values[1] if sign == "in" else values[0] == values[1])
+    if len(parts) == 2 and sign in ("==", "in", "is"):
+        first, second = parts
+        if _fixed(first) and _fixed(second):
+            return _compared(sign, first, second)
+        for chosen, fixed in ((first, second), (second, first)):
+            if _fixed(fixed) and isinstance(chosen, list) and chosen[0] == "if" and _leaf(chosen):
+                sides = (operation(sign, *_placed(side, fixed, chosen is first)) for side in chosen[2:])
+                return _decided(chosen[1], *sides)
     return [sign, *parts]
+
+
+def _placed(side: Expr, fixed: Expr, first: bool) -> tuple[Expr, Expr]:
+    return (side, fixed) if first else (fixed, side)
+
+
+def _fixed(expr: Expr) -> bool:
+    """Whether it is a constant or a member of an enumeration."""
+    return isinstance(expr, list) and expr[0] in ("=", "enum")
+
+
+def _leaf(expr: Expr) -> bool:
+    """Whether one of the values of a choice is fixed."""
+    if isinstance(expr, list) and expr[0] == "if":
+        return _leaf(expr[2]) or _leaf(expr[3])
+    return _fixed(expr)
+
+
+def _compared(sign: str, first: Expr, second: Expr) -> Expr:
+    if sign == "in" and (second[0] == "enum" or not isinstance(second[1], (str, list, dict))):
+        return None
+    if first[0] == second[0]:
+        return constant(first[1] in second[1] if sign == "in" else first[1] == second[1])
+    return FALSE if NONE in (first, second) and sign != "in" else [sign, first, second]
 
 
 def _there(expr: Expr) -> Expr:
@@ -133,9 +219,19 @@ def either(*parts: Expr) -> Expr:
     return flat[0] if len(flat) == 1 else ["or", *flat]
 
 
+_BUILT: dict[str, Callable[..., Expr]] = {"and": both, "or": either, "not": inverse, "if": choice}
+
+
 def size(expr: Expr) -> int:
     """How many operators and facts it has."""
     return 1 + sum(size(item) for item in expr[1:]) if isinstance(expr, list) and expr[0] != "=" else 1
+
+
+def vague(expr: Expr) -> bool:
+    """Whether a part is not known."""
+    return expr is None or (
+        isinstance(expr, list) and expr[0] not in ("=", "enum") and any(map(vague, expr[1:]))
+    )
 
 
 def provable(expr: Expr, told: Callable[[str], bool]) -> bool:
@@ -154,6 +250,11 @@ def _possible(expr: Expr, told: Callable[[str], bool]) -> tuple[bool, bool]:
         return bool(parts[0]), not parts[0]
     if sign == "enum":
         return True, False
+    if sign == "any":
+        item, seq, inner = parts
+        found = _possible(inner, lambda fact: fact == item or told(fact))
+        there = any(_possible(seq, told))
+        return there and found[0], there
     if sign == "given":
         told_default = _possible(parts[1], told)
         return (True, True) if told(parts[0]) else told_default

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 
+from catalog.tools.alternatives import DECIDING, alternatives, every, joined
 from catalog.tools.expressions import (
     NONE,
     TRUE,
@@ -17,6 +18,7 @@ from catalog.tools.expressions import (
 from catalog.tools.sources import LIMITS, MADE_BY_VLLM, Module, Sources, _literal, _options
 
 _BY_LIMIT = {"ge": "<", "gt": "<=", "le": ">", "lt": ">="}
+DEEP = 4
 MODEL = ("max_model_len", "use_mla", "is_moe", "is_multimodal_model")
 """What the planner knows of a model under these names."""
 
@@ -30,6 +32,7 @@ class Frame:
         Frame.count += 1
         self.module, self.at, self.name = module, at, f"{Frame.count}:"
         self.dead: list[Expr] = []
+        self.imports: dict[str, tuple[str, str]] = {}
         self.returned: list[tuple[Expr, Expr]] = []
 
 
@@ -44,7 +47,31 @@ class Objects:
         self.guards: list[Expr] = []
         self.frames: list[Frame] = []
         self.made: set[str] = set()
+        self.defaults: dict[str, Expr] = {}
+        self.every: dict[str, list[str | None]] = {}
         self.starts: dict[str, int] = {}
+
+    def resolve(self, name: str) -> tuple[Module, ast.expr | ast.ClassDef] | None:
+        """What a global name of the function that is being walked stands for."""
+        frame = self.frames[-1]
+        if name in frame.imports:
+            origin, name = frame.imports[name]
+            module = self.sources.module(origin)
+            return self.sources.resolve(module, name) if module else None
+        return self.sources.resolve(frame.module, name)
+
+    def default(self, name: str, attribute: str, depth: int = 0) -> Expr:
+        """The default of a field, where the class itself is asked for it."""
+        found = self.class_of(name)
+        for item in found[1].body if found and depth < DEEP else ():
+            if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) == attribute:
+                options = _options(item.value)
+                default = options.get("default") if options else item.value
+                if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name):
+                    return self.default(default.value.id, default.attr, depth + 1)
+                if is_none(default) or _literal(default) is not None:
+                    return constant(_literal(default))
+        return None
 
     def value(self, node: ast.expr) -> Expr:
         """What an expression is at this point of the walk."""
@@ -108,6 +135,11 @@ class Objects:
     def given(self, name: str, attribute: str) -> Expr:
         """A key of JSON, or its default where that is known."""
         key = f"{name}.{attribute}"
+        if key not in self.defaults:
+            self.defaults[key] = self._given(name, attribute, key)
+        return self.defaults[key]
+
+    def _given(self, name: str, attribute: str, key: str) -> Expr:
         found = self.class_of(name)
         for item in found[1].body if found else ():
             if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) == attribute:
@@ -133,11 +165,29 @@ class Objects:
             if isinstance(item, ast.AnnAssign) and node is not None:
                 self.field(name, item, given)
         self.frames.pop()
-        self.validate(module, tree, name)
+        before, ends = dict(self.env), []
+        for condition, attributes in alternatives(name, self.deciding(name)):
+            self.env = {**before, **attributes}
+            self.guards.append(condition)
+            self.validate(module, tree, name)
+            self.guards.pop()
+            ends.append((condition, self.env))
+        if ends:
+            self.env = joined(before, ends, name)
+            self.every[name] = every([condition for condition, _ in ends], name)
+        else:
+            self.validate(module, tree, name)
         if name == "ModelConfig":
             self.made_model()
         self.guards.pop()
         return present(name, there)
+
+    def deciding(self, name: str) -> str:
+        """The annotation of the key of which each value is walked."""
+        key = DECIDING.get(name, ("",))[0]
+        module = self.sources.configs[name][0]
+        kind = self.annotation(name, key)
+        return ast.unparse(self.sources.expanded(module, ast.parse(kind, mode="eval").body)) if kind else ""
 
     def added(self, holder: str, method: str, name: str) -> None:
         """Forget the defaults of fields that a method adds to the JSON of a class."""

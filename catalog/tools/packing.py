@@ -30,6 +30,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
 }
 ENV_DEFAULTS: dict[str, Any] = {"type": "text", "default": None, "choices": None, "unused": False}
 FIELD_DEFAULTS: dict[str, Any] = {"type": "", "limits": {}, "before": False}
+REGISTRY_DEFAULTS: dict[str, Any] = {}
 CHECK_DEFAULTS: dict[str, Any] = {"at": ""}
 QUANTIZATION_DEFAULTS: dict[str, Any] = {"rocm": False, "deprecated": False}
 

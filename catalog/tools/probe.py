@@ -321,6 +321,7 @@ def variables(package):
 def main():
     """Print what this vLLM accepts."""
     from catalog.tools.checks import checks
+    from catalog.tools.registries import registries
     from catalog.tools.sources import Sources, config_classes, quantization
 
     os.environ.update(_CHATTY)
@@ -350,6 +351,7 @@ def main():
         "configs": config_classes(Sources(package), sorted(serve)),
         "quantization": quantization(Sources(package)),
         "checks": checks(package, sorted(serve), sorted(serve)),
+        "registries": registries(package),
     }
     print("\n" + MARKER + json.dumps(result))
 

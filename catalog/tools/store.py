@@ -21,6 +21,7 @@ from .packing import (
     FIELD_DEFAULTS,
     FLAG_DEFAULTS,
     QUANTIZATION_DEFAULTS,
+    REGISTRY_DEFAULTS,
     pack,
     read_json,
     releases_of,
@@ -76,6 +77,8 @@ class Store:
         methods = self._read("quantization.json")["methods"]
         yield from against("quantization", methods, probe["quantization"], QUANTIZATION_DEFAULTS)
         yield from against("checks", self._read("checks.json")["checks"], probe["checks"], CHECK_DEFAULTS)
+        names = self._read("registries.json")["names"]
+        yield from against("registries", names, probe["registries"], REGISTRY_DEFAULTS)
         for name, item in self._read("bench.json")["commands"].items():
             if name in probe["bench"]:
                 yield from against(name, item["flags"], probe["bench"][name]["flags"], FLAG_DEFAULTS)
@@ -132,6 +135,7 @@ class Store:
         for name, body, defaults in (
             ("quantization", "methods", QUANTIZATION_DEFAULTS),
             ("checks", "checks", CHECK_DEFAULTS),
+            ("registries", "names", REGISTRY_DEFAULTS),
         ):
             data = self._read(f"{name}.json")
             data[body] = replace(after, data[body], release, found[name], defaults, before)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 
 from catalog.tools.expressions import (
+    FALSE,
     NONE,
     TRUE,
     Expr,
@@ -30,10 +31,16 @@ _COMPARISONS = {
     ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
 }  # fmt: skip
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.Div: "/"}
+_METHODS = ("count", "startswith", "endswith", "lower", "upper")
+_TYPES = ("int", "str", "float", "bool", "list", "dict")
+_WALKED = ("vllm.config", "vllm.engine", "vllm.entrypoints")
 
 
 class Values(Objects):
     """Expressions and calls."""
+
+    loops = 0
+    """How many loops are being walked."""
 
     def walk(self, body: list[ast.stmt]) -> None:
         """Run statements."""
@@ -52,13 +59,16 @@ class Values(Objects):
             parts = zip(places, node.ops, places[1:])
             return both(*(self.compare(a, type(sign), b) for a, sign, b in parts))
         if isinstance(node, ast.BoolOp):
-            join = both if isinstance(node.op, ast.And) else either
-            return join(*(self.value(item) for item in node.values))
+            return self.joined(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return inverse(self.value(node.operand))
         if isinstance(node, ast.BinOp):
-            sign = _ARITHMETIC.get(type(node.op))
-            return operation(sign, self.value(node.left), self.value(node.right)) if sign else None
+            return self.calculated(type(node.op), self.value(node.left), self.value(node.right))
+        if isinstance(node, ast.NamedExpr):
+            self.env[self.frames[-1].name + node.target.id] = found = self.value(node.value)
+            return found
+        if isinstance(node, ast.Subscript) and isinstance(_literal(node.slice), (int, str)):
+            return operation("at", self.value(node.value), constant(_literal(node.slice)))
         if isinstance(node, ast.IfExp):
             return self.chosen(node)
         if isinstance(node, ast.Call):
@@ -67,6 +77,48 @@ class Values(Objects):
         if found is None:
             return None
         return constant(sorted(found, key=str) if isinstance(found, set) else found)
+
+    def joined(self, node: ast.BoolOp) -> Expr:
+        """And, or; what a part checks holds only where the parts before it did not decide."""
+        together, count = isinstance(node.op, ast.And), len(self.guards)
+        parts: list[Expr] = []
+        for item in node.values:
+            parts.append(self.value(item))
+            if parts[-1] == (FALSE if together else TRUE):
+                break
+            self.guards.append(parts[-1] if together else inverse(parts[-1]))
+        del self.guards[count:]
+        last = parts[-1]
+        if isinstance(last, list) and last[0] == "=" and not isinstance(last[1], bool) and not together:
+            return choice(parts[0], parts[0], last) if len(parts) == 2 else None
+        return (both if together else either)(*parts)
+
+    def calculated(self, kind: type[ast.operator], left: Expr, right: Expr) -> Expr:
+        """Arithmetic; a division by zero stops vLLM too."""
+        sign = _ARITHMETIC.get(kind)
+        text = isinstance(left, list) and left[0] == "=" and isinstance(left[1], str)
+        if sign in ("//", "%", "/") and not text:
+            self.refuse(operation("==", right, constant(0)))
+        return operation(sign, left, right) if sign else None
+
+    def quantified(self, node: ast.GeneratorExp | ast.ListComp, every: bool) -> Expr:
+        """any() and all() of a sequence that is known when the condition is."""
+        part = node.generators[0]
+        if len(node.generators) > 1 or not isinstance(part.target, ast.Name):
+            return None
+        sequence, item = self.value(part.iter), f"item.{self.loops}"
+        if sequence is None or is_object(sequence):
+            return None
+        key = self.frames[-1].name + part.target.id
+        before = self.env.get(key)
+        self.env[key] = item
+        self.loops += 1
+        inner = [self.value(test) for test in part.ifs]
+        shown = self.value(node.elt)
+        self.loops -= 1
+        self.env[key] = before
+        found = ["any", item, sequence, both(*inner, inverse(shown) if every else shown)]
+        return ["not", found] if every else found
 
     def chosen(self, node: ast.IfExp) -> Expr:
         """One of two values; what they check holds under the condition."""
@@ -83,7 +135,7 @@ class Values(Objects):
         frame = self.frames[-1]
         if frame.name + name in self.env:
             return self.env[frame.name + name]
-        found = self.sources.resolve(frame.module, name)
+        found = self.resolve(name)
         if found is not None and isinstance(found[1], ast.expr):
             literal = _literal(found[1])
             return None if literal is None else constant(literal)
@@ -98,6 +150,10 @@ class Values(Objects):
             found := member_of(self.sources, self.frames[-1].module, node)
         ):
             return found
+        if isinstance(node.value, ast.Name) and f"{self.frames[-1].name}{text}" not in self.env:
+            named = self.resolve(text)
+            if named is not None and isinstance(named[1], ast.ClassDef):
+                return self.default(named[1].name, node.attr)
         base = self.value(node.value)
         return self.attribute(maker(base), node.attr) if is_object(base) else None
 
@@ -120,8 +176,16 @@ class Values(Objects):
             return self.value(node.args[-1])
         if text == "getattr" and isinstance(node.args[1], ast.Constant):
             return self.value(ast.Attribute(node.args[0], str(node.args[1].value), ast.Load()))
-        if text in ("len", "max", "min") and not node.keywords:
+        if text in ("len", "max", "min", "set") and not node.keywords:
             return operation(text, *(self.value(item) for item in node.args))
+        if text in ("list", "tuple", "sorted") and len(node.args) == 1:
+            return self.value(node.args[0]) if text != "sorted" else None
+        if text in ("any", "all") and isinstance(node.args[0], (ast.GeneratorExp, ast.ListComp)):
+            return self.quantified(node.args[0], text == "all")
+        if text == "get_args":
+            return self.members(node.args[0])
+        if text == "isinstance" and ast.unparse(node.args[1]) in _TYPES:
+            return operation("isinstance", self.value(node.args[0]), constant(ast.unparse(node.args[1])))
         if last == "create_speculative_config":
             self.added("EngineArgs", last, "SpeculativeConfig")
             return self.make(
@@ -130,9 +194,13 @@ class Values(Objects):
         if text in self.sources.configs:
             spread = any(item.arg is None for item in node.keywords)
             return self.make(text, None if spread or node.args else node)
+        if isinstance(node.func, ast.Name):
+            return self.function(node)
         if not isinstance(node.func, ast.Attribute):
             return None
         base = self.value(node.func.value)
+        if last in _METHODS and not is_object(base):
+            return operation(last, base, *(self.value(item) for item in node.args))
         name = (
             maker(base) if is_object(base) else "RocmPlatform" if text.startswith("current_platform.") else ""
         )
@@ -142,11 +210,37 @@ class Values(Objects):
         names = [item.arg for item in found[1].args.args]
         static = any(ast.unparse(item) == "staticmethod" for item in found[1].decorator_list)
         bound: dict[str, Expr] = {} if static else {names[0]: present(name)}
-        bound |= dict(
-            zip(names[0 if static else 1 :], (self.value(item) for item in node.args), strict=False)
+        return self.call(found[0], found[1], found[2], bound | self.bound(node, names[0 if static else 1 :]))
+
+    def bound(self, node: ast.Call, names: list[str]) -> dict[str, Expr]:
+        """The arguments of a call by the names of the parameters."""
+        found = dict(zip(names, (self.value(item) for item in node.args), strict=False))
+        return found | {item.arg: self.value(item.value) for item in node.keywords if item.arg}
+
+    def function(self, node: ast.Call) -> Expr:
+        """Run a function of the modules that configure the engine."""
+        module: Module | None = self.frames[-1].module
+        name = ast.unparse(node.func)
+        origin, name = self.frames[-1].imports.get(name) or (module.imports if module else {}).get(
+            name, ("", name)
         )
-        bound |= {item.arg: self.value(item.value) for item in node.keywords if item.arg}
-        return self.call(found[0], found[1], found[2], bound)
+        module = self.sources.module(origin) if origin else module
+        found = module.functions.get(name) if module else None
+        if module is None or found is None or not module.name.startswith(_WALKED):
+            return None
+        names = [item.arg for item in found.args.args]
+        return self.call(module, found, module.name.rpartition(".")[2], self.bound(node, names))
+
+    def members(self, node: ast.expr) -> Expr:
+        """The texts of a Literal."""
+        found = self.resolve(ast.unparse(node))
+        if found is None or not isinstance(found[1], ast.expr):
+            return None
+        listed = self.sources.expanded(found[0], ast.Name(ast.unparse(node), ast.Load()))
+        if not isinstance(listed, ast.Subscript) or ast.unparse(listed.value) != "Literal":
+            return None
+        items = listed.slice.elts if isinstance(listed.slice, ast.Tuple) else [listed.slice]
+        return constant([_literal(item) for item in items])
 
     def call(self, module: Module, node: ast.FunctionDef, name: str, bound: dict[str, Expr]) -> Expr:
         """Run a function with its parameters."""

@@ -22,12 +22,19 @@ class _Unknown:
 
 
 UNKNOWN = _Unknown()
+ITEM = "item."
+"""The beginning of the names of what a sequence consists of, which are no facts of a start."""
 THERE = object()
 """A value that is there and not None, of which nothing else is known."""
 
 Facts = Callable[[str], Any]
 """Returns the value of a fact, or UNKNOWN."""
 
+_TYPES: Mapping[str, type] = {
+    "int": int, "str": str, "float": float, "bool": bool, "list": list, "dict": dict,
+}  # fmt: skip
+_TEXTS = ("lower", "upper", "startswith", "endswith", "count")
+"""Methods of texts and lists, of which the first argument is the object."""
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "+": operator.add, "-": operator.sub,
     "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "/": operator.truediv,
@@ -67,7 +74,21 @@ def evaluate(condition: Condition, facts: Facts) -> Any:
         return UNKNOWN if known is None else not known
     if sign == "if":
         return _chosen(parts, facts)
+    if sign == "any":
+        return _quantified(parts, facts)
     return _computed(sign, [evaluate(part, facts) for part in parts])
+
+
+def bound(name: str, value: Any, facts: Facts) -> Facts:
+    """Return the facts with one more, which an item of a sequence is called by."""
+    return lambda fact: value if fact == name else facts(fact)
+
+
+def _quantified(parts: Sequence[Condition], facts: Facts) -> Any:
+    name, items, inner = parts[0], evaluate(parts[1], facts), parts[2]
+    if not isinstance(items, (list, tuple, str, Mapping)):
+        return UNKNOWN
+    return _joined(True, (truth(evaluate(inner, bound(name, item, facts))) for item in items))
 
 
 class _Member(str):
@@ -115,9 +136,18 @@ def _computed(sign: str, values: Sequence[Any]) -> Any:
         if sign == "len":
             return len(values[0])
         if sign in ("max", "min"):
-            return max(values) if sign == "max" else min(values)
+            return max(*values) if sign == "max" else min(*values)
+        if sign == "set":
+            return list(dict.fromkeys(values[0]))
+        if sign == "at":
+            return values[0][values[1]]
+        if sign == "isinstance":
+            return isinstance(values[0], _TYPES[values[1]])
+        if sign in _TEXTS:
+            given = [tuple(item) if isinstance(item, list) else item for item in values[1:]]
+            return getattr(values[0], sign)(*given)
         return _BINARY[sign](*values)
-    except (TypeError, ValueError, ZeroDivisionError, KeyError):
+    except (TypeError, ValueError, ZeroDivisionError, LookupError, AttributeError):
         return UNKNOWN
 
 
@@ -131,7 +161,8 @@ def _equal(a: Any, b: Any) -> Any:
 def names(condition: Condition) -> Iterator[str]:
     """Yield the facts in a condition, in order."""
     if isinstance(condition, str):
-        yield condition
+        if not condition.startswith(ITEM):
+            yield condition
     elif isinstance(condition, Sequence) and condition[0] not in ("=", "enum"):
         for part in condition[1:]:
             yield from names(part)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .conditions import THERE, UNKNOWN, Condition, evaluate, holds, names, reasons
+from .conditions import THERE, UNKNOWN, Condition, bound, evaluate, holds, names, reasons
 from .env_vars import EnvTable
 from .flag_values import Value, convert, token
 from .flags import Flag, FlagTable
@@ -187,6 +187,8 @@ def _words(part: Condition, facts: Callable[[str], Any]) -> str:
         return f"{_side(part[1], facts)} {_SIGNS[sign]} {_side(part[2], facts)}"
     if sign == "is":
         return f"{_subject(part[1])} is {'given' if denied else 'not given'}"
+    if sign == "any":
+        return _entry(part, facts, denied)
     if sign in ("==", "in"):
         words = {"==": ("is", "is not"), "in": ("is one of", "is none of")}[sign][denied]
         other = _side(part[2], facts)
@@ -196,6 +198,13 @@ def _words(part: Condition, facts: Callable[[str], Any]) -> str:
             else f"{_side(part[1], facts)} {words} {other}"
         )
     return ""
+
+
+def _entry(part: Condition, facts: Callable[[str], Any], denied: bool) -> str:
+    """An entry of a list that is refused."""
+    name, items = part[1], evaluate(part[2], facts)
+    wrong = [item for item in items if denied or holds(part[3], bound(name, item, facts))]
+    return f"{_subject(part[2])} has {', '.join(map(token, wrong))}"
 
 
 def _switched(part: Condition, value: Any) -> str:

@@ -158,6 +158,14 @@ class Knowledge:
             if self.line.within(entry["present"], release.index)
         }
 
+    def registered(self, kind: str, release: Release) -> frozenset[str]:
+        """Return the names that a release registers: of a kv_connector, ec_connector, reasoning_parser, tool_parser."""
+        return frozenset(
+            name.partition(".")[2]
+            for name, entry in self._json("vllm/registries.json")["names"].items()
+            if name.startswith(f"{kind}.") and self.line.within(entry["present"], release.index)
+        )
+
     def book(self, version: str) -> SettingsBook:
         """Return the neutral settings for a version."""
         fork = self._fork(self.flags(version).release)

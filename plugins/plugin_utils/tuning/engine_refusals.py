@@ -14,6 +14,7 @@ from ..catalog.load import Knowledge
 from ..desired.deployment import Deployment
 from ..desired.reserved_flags import ENGINE_OWNED
 from ..sizing.facts import ModelFacts
+from .registry_refusals import registry_refusals
 from .tune import OTHER_PLATFORMS, SIZES, TunedSettings
 
 _HEADS = ("eagle", "medusa", "mlp_speculator", "mlp-speculator", "speculator", "mtp", "ngram", "suffix")
@@ -56,6 +57,10 @@ def engine_refusals(
     for path, what, fix in (
         *_quantization(deployment, software, tuned, knowledge),
         *_draft(deployment, tuned, knowledge),
+        *(
+            (_path(deployment, arguments), what, fix)
+            for arguments, what, fix in registry_refusals(software, tuned, knowledge, max_model_len)
+        ),
     ):
         if tuned.release.exact and not tuned.release.fork:
             problems.append(Problem(path, what, fix))

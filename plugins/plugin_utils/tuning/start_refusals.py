@@ -15,6 +15,7 @@ from ...module_utils.common.errors import Problem
 from ..catalog.flag_values import Value
 from ..desired.deployment import Deployment
 from .companion_models import mapping
+from .option_refusals import option_refusals
 from .tune import TunedSettings
 
 NEEDS = (
@@ -66,6 +67,7 @@ def start_refusals(
         *_experts(tuned, config),
         *_speculative(tuned, config),
         *_capture_sizes(tuned),
+        *option_refusals(tuned, config is not None and _speaks_of(config, "vision", "audio")),
     ]
     version = tuned.release.requested
     return tuple(

@@ -24,6 +24,7 @@ from catalog.tools.packing import (
     FIELD_DEFAULTS,
     FLAG_DEFAULTS,
     QUANTIZATION_DEFAULTS,
+    REGISTRY_DEFAULTS,
     pack,
     read_json,
     unpack,
@@ -151,6 +152,7 @@ def test_what_a_plan_needs_of_one_release_takes_little_work(monkeypatch: pytest.
         ("bench", "commands", "flags", FLAG_DEFAULTS),
         ("quantization", "methods", "", QUANTIZATION_DEFAULTS),
         ("checks", "checks", "", CHECK_DEFAULTS),
+        ("registries", "names", "", REGISTRY_DEFAULTS),
     ],
 )
 def test_packing_loses_nothing(name: str, table: str, inner: str, defaults: dict[str, Any]) -> None:
@@ -185,6 +187,7 @@ def probe_of(root: Path, release: str) -> dict[str, Any]:
             line, read_json(root / "quantization.json")["methods"], release, QUANTIZATION_DEFAULTS
         ),
         "checks": unpack(line, read_json(root / "checks.json")["checks"], release, CHECK_DEFAULTS),
+        "registries": unpack(line, read_json(root / "registries.json")["names"], release, REGISTRY_DEFAULTS),
         "bench": {
             name: {
                 "engine_args": item["engine_args"],

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse values and pairs of options that stop vLLM at its start, of which its sources give no condition. Pure.
+
+Each names the releases whose code was read: from the first one on, up to the one that no longer has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .tune import TunedSettings
+
+Found = Iterator[tuple[str, str, str]]
+"""The flag, what is wrong, and what to do."""
+
+SPECULATIVE, COMPILATION = "--speculative-config", "--compilation-config"
+EXECUTOR, SHM = "--distributed-executor-backend", "--mm-shm-cache-max-object-size-mb"
+SUPERVISED = "--data-parallel-multi-port-external-lb"
+AT_LEAST_ONE = ("--max-model-len", "--prefill-context-parallel-size")
+"""Their parsers take 0, and the engine's configuration does not; since 0.13.0."""
+ASYNC_SINCE, ASYNC_UNTIL = "0.11.1", "0.33.0"
+SYNCHRONOUS: Mapping[str, str | None] = {
+    "ngram": None, "suffix": None, "medusa": None, "mlp_speculator": None, "draft_model": "0.16.0",
+    "ngram_gpu": "0.18.0",
+}  # fmt: skip
+"""Methods of speculation without asynchronous scheduling, and the release that brings it; vllm/config/vllm.py."""
+NAMELESS = ("0.15.0", "0.17.0")
+"""Releases that do not take a draft without a method for a whole model; vllm/config/speculative.py."""
+HEADS = ("eagle-", "eagle3", "dflash", "medusa", "mlp_speculator", "mlp-speculator", "mtp", "ngram")
+"""Words in the name of a draft by which these releases tell its method, or which say what its config.json has."""
+NO_PIPELINE = ("eagle", "eagle3", "dflash")
+"""Methods whose draft models cannot be split into stages."""
+EXECUTORS = ("ray", "mp", "uni", "external_launcher")
+EXECUTOR_SINCE, GRAPHS_SINCE, SHM_SINCE, MAMBA_SINCE = "0.19.0", "0.11.1", "0.11.1", "0.20.0"
+SHM_DEFAULT = 128
+MAMBA = ("triton", "flashinfer")
+
+
+def option_refusals(tuned: TunedSettings, multimodal: bool) -> Found:
+    """Yield what stops the release. multimodal: whether the model is known to read images, video or audio."""
+    yield from _executor(tuned)
+    yield from _graphs(tuned)
+    yield from _numbers(tuned)
+    if (given := as_map(tuned.args.get(SPECULATIVE))) is not None:
+        yield from _asynchronous(tuned, given)
+        yield from _drafting(tuned, given)
+    size = tuned.args.get(SHM)
+    shared = tuned.args.get("--mm-processor-cache-type") == "shm"
+    if multimodal and size not in (None, SHM_DEFAULT) and not shared and _inside(tuned, SHM_SINCE):
+        yield SHM, "only the cache of type shm has it", "Set mm_processor_cache_type: shm, or leave it out."
+
+
+def as_map(value: Any) -> Mapping[str, Any] | None:
+    """Return what a flag with JSON holds; None for anything but a map."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, Mapping) else None
+
+
+def _inside(tuned: TunedSettings, since: str, until: str | None = None) -> bool:
+    return tuned.table.line.inside(since, until, tuned.release.index)
+
+
+def _executor(tuned: TunedSettings) -> Found:
+    backend, size = tuned.args.get(EXECUTOR), tuned.context.pp
+    known = not isinstance(backend, str) or backend in EXECUTORS or "." in backend
+    if not known and (size > 1 or _inside(tuned, EXECUTOR_SINCE)):
+        yield EXECUTOR, f"{backend!r} is no executor", f"Use {' or '.join(EXECUTORS[:2])}, or leave it out."
+    if tuned.args.get(SUPERVISED) is True and tuned.context.dp == 1:
+        yield SUPERVISED, "data_parallel_size is 1", "Set data_parallel_size, or leave it out."
+    backend = tuned.args.get("--mamba-backend")
+    if isinstance(backend, str) and backend.lower() not in MAMBA and _inside(tuned, MAMBA_SINCE):
+        yield "--mamba-backend", f"{backend!r} is no backend", f"Use {' or '.join(MAMBA)}, or leave it out."
+
+
+def _numbers(tuned: TunedSettings) -> Found:
+    for flag in AT_LEAST_ONE if _inside(tuned, "0.13.0") else ():
+        value = tuned.args.get(flag)
+        if isinstance(value, int) and not isinstance(value, bool) and value == 0:
+            yield flag, "it is 0", "Set it to 1 at least, or leave it out."
+
+
+def _graphs(tuned: TunedSettings) -> Found:
+    inner = as_map(tuned.args.get(COMPILATION)) or {}
+    key = "max_cudagraph_capture_size"
+    largest = tuned.args.get(f"--{key.replace('_', '-')}", inner.get(key))
+    off = (
+        tuned.args.get("--enforce-eager")
+        or str(inner.get("cudagraph_mode")).upper() == "NONE"
+        or str(tuned.args.get("--optimization-level")) in ("0", "O0")
+    )
+    if not isinstance(largest, int) or isinstance(largest, bool) or largest > 0 or off:
+        return
+    if _inside(tuned, GRAPHS_SINCE):
+        fix = "Set it to 1 at least, or enforce_eager: true for none at all."
+        yield f"--{key.replace('_', '-')}", f"{largest} is below 1, the size of the smallest graph", fix
+
+
+def _asynchronous(tuned: TunedSettings, given: Mapping[str, Any]) -> Found:
+    if tuned.args.get("--async-scheduling") is not True or not _inside(tuned, ASYNC_SINCE, ASYNC_UNTIL):
+        return
+    named = given.get("method") or ("ngram" if given.get("model") in ("ngram", "[ngram]") else "")
+    method = str(named).strip("[]")
+    until = SYNCHRONOUS.get(method)
+    if method in SYNCHRONOUS and (until is None or not _inside(tuned, until)):
+        what = f"asynchronous scheduling does not work with speculative method {method}"
+        yield "--async-scheduling", what, "Leave one of async_scheduling and speculative_config out."
+
+
+def _drafting(tuned: TunedSettings, given: Mapping[str, Any]) -> Found:
+    method, model = given.get("method"), str(given.get("model") or "").lower()
+    if method is None and model and not any(word in model for word in HEADS) and _inside(tuned, *NAMELESS):
+        yield SPECULATIVE, "it names a draft and no method", "Add method, such as draft_model or eagle3."
+    if method in NO_PIPELINE and model and tuned.context.pp > 1:
+        what = f"a draft of method {method} cannot be split into the {tuned.context.pp} stages of the model"
+        yield SPECULATIVE, what, "Set pipeline_parallel_size to 1, or leave speculative_config out."
