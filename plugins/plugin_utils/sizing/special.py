@@ -14,8 +14,9 @@ from .family import Family
 from .layer_kinds import Kind, has_experts, layer_kinds
 from .layers import Cache, Layer, attention, latent_attention, mixture, mlp
 from .numbers import ConfigNumbers
+from .shared_layers import hrm_text, zamba2
 from .states import State, kimi_delta
-from .weights import IN, OUT, Matrices, Matrix, linear, vector
+from .weights import IN, OUT, WHOLE, Matrices, Matrix, linear, vector
 
 Caches = tuple[Cache | State, ...]
 Reader = Callable[[ConfigNumbers, Family, str], tuple[Layer, ...]]
@@ -183,6 +184,8 @@ READERS: Mapping[str, Reader] = {
     "gemma3n_text": gemma3n,
     "gemma4_text": gemma4,
     "minimax_m3_vl_text": minimax_m3,
+    "hrm_text": hrm_text,
+    "zamba2": zamba2,
 }
 """Families whose layers are read here, by model_type."""
 
@@ -191,7 +194,9 @@ def before_layers(n: ConfigNumbers, family: Family, model_type: str, context: in
     """Return the weights that the first stage has beside the embedding."""
     hidden, result = n.hidden, []
     if family.positions is not None:
-        result.append(Matrix("embed_positions", context + family.positions, hidden))
+        # As an embedding; a class of vLLM's own keeps all of it.
+        split = OUT if family.whole else WHOLE
+        result.append(Matrix("embed_positions", context + family.positions, hidden, split))
     if family.embedding_norm:
         result.append(vector("embedding_norm", hidden * (2 if family.norm_bias else 1)))
     narrow = n.get("word_embed_proj_dim")
