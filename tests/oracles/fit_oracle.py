@@ -37,6 +37,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_KIMI_K3_GEMM_AR": "0",
+    "VLLM_ENABLE_GEMM_RS": "0",
 }
 
 

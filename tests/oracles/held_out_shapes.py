@@ -37,6 +37,7 @@ class Shape:
         self.hidden = 128 * rng.randint(2, 8) if free and rng.random() < 0.5 else self.heads * self.head
         listed = any(isinstance(value, list) and len(value) > 4 for value in config.values())
         self.layers = rng.randint(6, 14) if listed else rng.randint(2, 9)
+        self.some = [place for place, chosen in enumerate(self.each(False, True)) if chosen]
         self.vocab = rng.choice((rng.randint(1000, 40000), 64 * rng.randint(20, 600)))
         self.groups = rng.choice((1, 1, 2))
         self.experts = self.groups * rng.choice((4, 8, 16))
@@ -50,15 +51,11 @@ class Shape:
         return self.rng.choice(values)
 
     def each(self, *values: Any) -> list[Any]:
-        """One of these for each layer, all of them at least once."""
+        """One of these for each layer, and each of them at least once."""
         chosen = [self.rng.choice(values) for _ in range(self.layers)]
         for place, value in zip(self.rng.sample(range(self.layers), len(values)), values, strict=True):
             chosen[place] = value
         return chosen
-
-    def places(self) -> list[int]:
-        """Some of the layers, by number."""
-        return [place for place, chosen in enumerate(self.each(False, True)) if chosen]
 
 
 RULES: tuple[tuple[str, Draw], ...] = (
@@ -76,39 +73,36 @@ RULES: tuple[tuple[str, Draw], ...] = (
     (r"num_experts_per_tok(en)?|moe_k|moe_top_?k|top_k_experts", lambda s: s.of(1, 2)),
     (r"n_group|num_expert_group", lambda s: s.groups),
     (r"topk_group", lambda s: s.rng.randint(1, s.groups)),
-    (r"n_shared_experts|(moe_)?num_shared_experts", lambda s: s.of(1, 2)),
+    (r"n_shared_experts|(moe_)?num_shared_experts|(mamba_)?n_groups|mamba_ngroups", lambda s: s.of(1, 2)),
     (r"first_k_dense_replace|num_dense_layers", lambda s: s.of(0, 1, 2)),
     (r"zero_expert_num", lambda s: s.of(0, 4)),
     (r"kv_lora_rank", lambda s: s.of(128, 256, 512)),
     (r"q_lora_rank", lambda s: s.of(None, 64, 96, 160)),
     (r"qk_nope_head_dim", lambda s: s.of(32, 64, 128)),
-    (r"qk_rope_head_dim", lambda s: s.short),
+    (r"qk_rope_head_dim|linear_(key|value)_head_dim", lambda s: s.short),
     (r"v_head_dim|swa_v_head_dim", lambda s: s.of(32, 64, 128)),
-    (r"index_topk", lambda s: 64),
-    (r"index_head_dim", lambda s: s.of(64, 128)),
+    (r"index_topk|index_head_dim", lambda s: s.of(64, 128)),
     (r"index_n_heads", lambda s: s.of(2, 4)),
     (r"(attention_)?sliding_window(_size)?|attention_chunk_size", lambda s: 64 * s.rng.randint(1, 12)),
     (r"_?sliding_window_pattern|(attn|expert)_layer_period|global_attn_every_n_layers", lambda s: s.of(2, 3, 4)),
-    (r"attn_layer_offset|expert_layer_offset", lambda s: s.of(0, 1)),
+    (r"(attn|expert)_layer_offset", lambda s: s.of(0, 1)),
     (r"interleave_moe_layer_step|decoder_sparse_step|moe_layer_interval", lambda s: s.of(1, 2)),
     (r"(mamba_)?d_state|mamba_d_state|state_size|ssm_state_size", lambda s: s.of(16, 32, 64)),
     (r"(mamba_)?(d_conv|conv_kernel)|conv_L_cache|linear_conv_kernel_dim", lambda s: s.of(2, 3, 4)),
     (r"(mamba_)?expand", lambda s: s.expand),
     (r"mamba_d_ssm", lambda s: s.expand * s.hidden),
     (r"mamba_d_head|mamba_head_?dim|head_dim_ssm", lambda s: s.state_head),
-    (r"mamba_n_heads|mamba_num_heads|n_mamba_heads", lambda s: s.expand * s.hidden // s.state_head),
-    (r"(mamba_)?n_groups|mamba_ngroups", lambda s: s.of(1, 2)),
+    (r"(n_mamba|mamba_n|mamba_num)_heads", lambda s: s.expand * s.hidden // s.state_head),
     (r"time_step_rank|mamba_dt_rank", lambda s: s.of(8, 24)),
     (r"linear_num_key_heads", lambda s: s.linear_keys),
     (r"linear_num_value_heads", lambda s: 2 * s.linear_keys),
-    (r"linear_(key|value)_head_dim", lambda s: s.short),
     (r"hidden_size_per_layer_input|laurel_rank", lambda s: s.of(32, 64)),
     (r"num_kv_shared_layers", lambda s: s.of(0, 2)),
     (r"moe_latent_size", lambda s: s.of(None, 128)),
     (r"rotary_dim", lambda s: s.head // 2),
     (r"(bos|eos|pad)_token_id", lambda s: s.of(0, 1, 2)),
-    (r"moe_layers|full_attn_idxs", lambda s: s.places()),
-    (r"moe_layers_enum", lambda s: ",".join(map(str, s.places()))),
+    (r"moe_layers|full_attn_idxs", lambda s: s.some),
+    (r"moe_layers_enum", lambda s: ",".join(map(str, s.some))),
     (r"no_rope_layers|hybrid_layer_pattern", lambda s: s.each(0, 1)),
 )  # fmt: skip
 SWITCHES = re.compile(
@@ -183,16 +177,21 @@ ADDED: dict[str, Config] = {
     "Glm4MoeForCausalLM": {"head_dim": lambda s: s.head},
     "Glm4MoeLiteForCausalLM": {"first_k_dense_replace": lambda s: s.of(0, 1, 2)},
     "HYV3ForCausalLM": {
-        "expert_hidden_dim": lambda s: 64 * s.of(2, 3), "first_k_dense_replace": lambda s: s.of(0, 1, 2),
-        "mlp_layer_types": None,
+        "expert_hidden_dim": 128, "moe_intermediate_size": 128, "first_k_dense_replace": lambda s: s.of(0, 1, 2),
+        "mlp_layer_types": None, "qk_norm": lambda s: s.of(True, False), "route_norm": True,
+        "moe_router_enable_expert_bias": True, "moe_router_use_sigmoid": True,
     },
-    "Zamba2ForCausalLM": {"attention_head_dim": lambda s: 2 * s.hidden // s.heads},
+    "Zamba2ForCausalLM": {
+        "attention_head_dim": lambda s: 2 * s.hidden // s.heads, "hybrid_layer_ids": lambda s: s.some,
+        "layers_block_type": lambda s: ["hybrid" if place in s.some else "mamba" for place in range(s.layers)],
+    },
     "KimiLinearForCausalLM": {
         "linear_attn_config": lambda s: {
             "num_heads": s.heads, "head_dim": s.head, "short_conv_kernel_size": s.of(3, 4),
-            "full_attn_layers": (full := [place + 1 for place in s.places()]),
-            "kda_layers": [place for place in range(1, s.layers + 1) if place not in full],
+            "full_attn_layers": [place + 1 for place in s.some],
+            "kda_layers": [place + 1 for place in range(s.layers) if place not in s.some],
         },
+        "mla_use_nope": True,
     },
     "Lfm2ForCausalLM": {
         "conv_dim": lambda s: s.hidden, "block_dim": lambda s: s.hidden, "block_ff_dim": lambda s: s.width,
@@ -259,7 +258,7 @@ ENGINE: dict[str, Config] = {"KimiLinearForCausalLM": {"mamba_block_size": 2048}
 """The CPU's latent attention has no prefix caching, and vLLM takes no other size of blocks then than max_model_len."""
 
 LEFT_OUT = ("transformers_version", "dtype", "use_cache", "initializer_range", "time_step_limit")
-"""Keys that say nothing of sizes."""
+"""They say nothing of sizes."""
 
 
 def shapes(seed: str, count: int) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def _layers(n: ConfigNumbers, family: Family, model_type: str, quantized: Quanti
         )
     if family.whole:
         plain = tuple(
-            replace(layer, matrices=tuple(replace(item, split=WHOLE) for item in layer.matrices))
+            replace(layer, matrices=tuple(_undivided(item, family) for item in layer.matrices))
             for layer in plain
         )
     distinct: dict[Layer, Layer] = {}
@@ -91,6 +91,10 @@ def _layers(n: ConfigNumbers, family: Family, model_type: str, quantized: Quanti
         for index, layer in enumerate(plain)
     )
     return tuple(distinct.setdefault(layer, layer) for layer in found)
+
+
+def _undivided(matrix: Matrix, family: Family) -> Matrix:
+    return replace(matrix, split=WHOLE) if matrix.name.partition(".")[0] in family.whole.split() else matrix
 
 
 def _tied(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> bool:

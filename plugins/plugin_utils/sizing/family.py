@@ -28,7 +28,7 @@ class Family:
         shared_gate: the shared experts have a gate.
         shared_is_intermediate: a shared expert has the width intermediate_size.
         head_everywhere: vLLM's class creates the output layer on every pipeline stage.
-        whole: transformers runs it, and tensor parallelism divides none of its layers' weights.
+        whole: what tensor parallelism does not divide where transformers' class runs: "self_attn mlp" or "mlp".
         positions: rows that learned positions have beyond the longest sequence; None if positions are not learned.
         embedding_norm: a norm follows the embedding.
         state_only: all layers keep this state, and none has attention or a feed-forward block.
@@ -55,7 +55,7 @@ class Family:
     period: int = 0
     head_bias: bool = False
     head_everywhere: bool = False
-    whole: bool = False
+    whole: str = ""
     positions: int | None = None
     embedding_norm: bool = False
     state_only: str = ""

@@ -51,6 +51,7 @@ def layer_kinds(n: ConfigNumbers, family: Family, model_type: str) -> tuple[Kind
     return tuple(
         replace(
             mixer,
+            heads=mixer.heads or n.at("num_attention_heads_per_layer", index),
             cached=index < n.layers - shared,
             block="experts" if has_experts(n, model_type, index) else "mlp",
             inner=_inner(n, model_type, index),
@@ -185,7 +186,7 @@ _BY_BLOCK = ("exaone_moe", "cohere2_moe", "laguna", "hy_v4")
 
 def _inner(n: ConfigNumbers, model_type: str, index: int) -> int:
     """Return the width of a dense block, or of the one that GraniteMoeHybrid has next to its experts."""
-    if model_type in ("granitemoehybrid", "granitemoeshared"):
+    if model_type in ("granitemoehybrid", "granitemoeshared", "granitemoe_swa"):
         return n.get("shared_intermediate_size")
     if has_experts(n, model_type, index):
         return 0
@@ -193,7 +194,12 @@ def _inner(n: ConfigNumbers, model_type: str, index: int) -> int:
         return n.get("intermediate_size_mlp", default=n.intermediate)
     if model_type == "falcon":
         return 4 * n.hidden
-    width = n.get("block_ff_dim") or n.at("intermediate_size", index) or n.intermediate or 4 * n.hidden
+    width = (
+        n.get("block_ff_dim", "prefix_dense_intermediate_size")
+        or n.at("intermediate_size", index)
+        or n.intermediate
+        or 4 * n.hidden
+    )
     if model_type == "lfm2" and n.flag("block_auto_adjust_ff_dim", default=True):
         factor, step = (
             n.config.get("block_ffn_dim_multiplier") or 1.0,

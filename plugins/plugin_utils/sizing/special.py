@@ -16,7 +16,7 @@ from .layers import Cache, Layer, attention, latent_attention, mixture, mlp
 from .numbers import ConfigNumbers
 from .shared_layers import hrm_text, zamba2
 from .states import State, kimi_delta
-from .weights import IN, OUT, WHOLE, Matrices, Matrix, linear, vector
+from .weights import IN, OUT, Matrices, Matrix, linear, vector
 
 Caches = tuple[Cache | State, ...]
 Reader = Callable[[ConfigNumbers, Family, str], tuple[Layer, ...]]
@@ -194,9 +194,7 @@ def before_layers(n: ConfigNumbers, family: Family, model_type: str, context: in
     """Return the weights that the first stage has beside the embedding."""
     hidden, result = n.hidden, []
     if family.positions is not None:
-        # As an embedding; a class of vLLM's own keeps all of it.
-        split = OUT if family.whole else WHOLE
-        result.append(Matrix("embed_positions", context + family.positions, hidden, split))
+        result.append(Matrix("embed_positions", context + family.positions, hidden))
     if family.embedding_norm:
         result.append(vector("embedding_norm", hidden * (2 if family.norm_bias else 1)))
     narrow = n.get("word_embed_proj_dim")
