@@ -396,8 +396,10 @@ def planned(question: dict[str, Any], rules: CacheRules) -> Fit:
     """The planner's answer to a case, for vLLM's CPU build."""
     given = dict(question["engine"])
     hybrid = not given.pop("disable_hybrid_kv_cache_manager", False)
+    given.pop("mamba_block_size", None)
+    shape = model_shape(question["config"])
     return fit(
-        model_shape(question["config"]),
+        shape,
         EngineConfig(
             rules=rules,
             memory_bytes=0,
@@ -407,8 +409,10 @@ def planned(question: dict[str, Any], rules: CacheRules) -> Fit:
             tp=question["tp"],
             pp=question["pp"],
             expert_parallel=given.pop("enable_expert_parallel", False),
-            prefix_caching=given.pop("enable_prefix_caching", True),
+            prefix_caching=given.pop("enable_prefix_caching", not shape.latent),
             hybrid_kv_cache=hybrid,
+            # Its kernel of latent attention takes whole prompts, and no prefixes (vllm/platforms/cpu.py).
+            chunked_prefill=False if shape.latent else None,
             block_size=given.pop("block_size", 128),
             **given,
         ),

@@ -37,6 +37,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_KIMI_K3_GEMM_AR": "0",
+    "VLLM_ENABLE_GEMM_RS": "0",
 }
 
 
@@ -158,8 +160,8 @@ def level() -> None:
     """Make every machine answer alike, also for what only GPUs run.
 
     For some CPUs vLLM has other block and state sizes. Sparse attention has no CPU kernel, and the size of its caches
-    does not come from the kernel; nor have experts without a gate. A torchvision whose operators do not load is enough
-    to read image processors.
+    does not come from the kernel; nor have experts without a gate, nor latent attention in large blocks. A torchvision
+    whose operators do not load is enough to read image processors.
     """
     import torch
 
@@ -181,6 +183,7 @@ def level() -> None:
         return backend(cls, selected, attn_selector_config._replace(use_sparse=False), num_heads)
 
     CpuPlatform.get_attn_backend_cls = classmethod(dense)
+    CpuPlatform._check_aligned_block_size = classmethod(lambda *_: None)
     mixtures.current_platform = type("Any", (CpuPlatform,), {"is_xpu": lambda self: True})()
     for check in ("_supports_no_act_and_mul", "_supports_activation"):
         setattr(CPUUnquantizedExperts, check, staticmethod(lambda *_: True))

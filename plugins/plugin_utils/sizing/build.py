@@ -15,7 +15,7 @@ from .numbers import ConfigNumbers
 from .quantized import Quantization
 from .special import READERS, before_layers
 from .states import delta_net, mamba1, mamba2, short_convolution
-from .weights import Matrices, Matrix, vector, vocabulary
+from .weights import WHOLE, Matrices, Matrix, vector, vocabulary
 
 _TYPES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 _STATES = {"mamba1": mamba1, "mamba2": mamba2, "delta": delta_net, "conv": short_convolution}
@@ -78,6 +78,11 @@ def _layers(n: ConfigNumbers, family: Family, model_type: str, quantized: Quanti
             made[kind] if kind in made else made.setdefault(kind, _layer(n, family, kind))
             for kind in layer_kinds(n, family, model_type)
         )
+    if family.whole:
+        plain = tuple(
+            replace(layer, matrices=tuple(_undivided(item, family) for item in layer.matrices))
+            for layer in plain
+        )
     distinct: dict[Layer, Layer] = {}
     if not quantized.scheme:
         return tuple(distinct.setdefault(layer, layer) for layer in plain)
@@ -88,7 +93,13 @@ def _layers(n: ConfigNumbers, family: Family, model_type: str, quantized: Quanti
     return tuple(distinct.setdefault(layer, layer) for layer in found)
 
 
+def _undivided(matrix: Matrix, family: Family) -> Matrix:
+    return replace(matrix, split=WHOLE) if matrix.name.partition(".")[0] in family.whole.split() else matrix
+
+
 def _tied(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> bool:
+    if family.head:
+        return family.head == "shared"
     for source in (text, config):
         value = source.get("tie_word_embeddings")
         if isinstance(value, bool):
@@ -123,13 +134,13 @@ def _layer(n: ConfigNumbers, family: Family, kind: Kind) -> Layer:
             value = kind.value or n.get("v_head_dim", default=size)
             caches.append(Cache(kind.kv_heads or n.kv_heads, size, value, kind.window, kind.chunk))
     elif kind.mixer == "latent":
-        found, latent = latent_attention(n)
+        found, latent = latent_attention(n, kind.indexed)
         matrices += found
         caches += latent
     if kind.state:
         found, state = _STATES[kind.state](n)
         matrices += found
-        caches.append(state)
+        caches.append(replace(state, alone=bool(family.state_only)))
     if kind.block == "mlp":
         matrices += mlp("mlp", hidden, kind.inner, family.gated, _mlp_bias(n, family))
     elif kind.block == "experts":

@@ -51,10 +51,21 @@ def _layer(n: ConfigNumbers, family: Family, ratio: int) -> Layer:
         Matrix("hyper_connections", 2 * mixed, 2 * streams * hidden),  # float32
         vector("norms", 2 * hidden),
     ]
-    caches = [Cache(1, 0, 0, n.get("sliding_window", default=128), latent=True, raw=token)]
+    caches = [
+        Cache(
+            1,
+            0,
+            0,
+            n.get("sliding_window", default=128),
+            latent=True,
+            raw=token,
+            page=_page(64 * token),
+            block=64,
+        )
+    ]
     if ratio > 1:
         matrices += _compressor("self_attn", hidden, size, ratio)
-        caches.append(Cache(1, 0, 0, latent=True, raw=-(-token // ratio), selected=n.get("index_topk")))
+        caches += _compressed(size, token, ratio, n.get("index_topk"))
     if ratio == _SPARSE:
         index_heads, index_size = n.get("index_n_heads"), n.get("index_head_dim")
         matrices += [
@@ -62,8 +73,28 @@ def _layer(n: ConfigNumbers, family: Family, ratio: int) -> Layer:
             Matrix("self_attn.indexer.weights_proj", index_heads, hidden),
             *_compressor("self_attn.indexer", hidden, index_size, ratio),
         ]
-        caches.append(Cache(1, 0, 0, latent=True, raw=-(-(index_size + 4) // ratio)))
+        caches += _compressed(index_size, index_size + 4, ratio, 0)
     return Layer(tuple(matrices), tuple(caches))
+
+
+def _compressed(size: int, token: int, ratio: int, selected: int) -> tuple[Cache, Cache]:
+    """Return the compressed cache of a vector of this size, and the float32 states of what is not compressed yet."""
+    overlap, block = (2, 4) if ratio == _SPARSE else (1, 8)
+    states = 2 * overlap * size * 4
+    kept, raw = _BLOCK // ratio * token, -(-token // ratio)
+    return (
+        Cache(1, 0, 0, latent=True, raw=raw, selected=selected, page=_page(kept), block=_BLOCK),
+        Cache(1, 0, 0, overlap * ratio, latent=True, page=_page(block * states), block=block),
+    )
+
+
+_BLOCK = 256
+"""Tokens of a block: the only size that the model's attention takes."""
+
+
+def _page(size: int) -> int:
+    """Return the size of a page, which is a multiple of 576 bytes."""
+    return -(-size // 576) * 576
 
 
 def _compressor(name: str, hidden: int, size: int, ratio: int) -> Matrices:

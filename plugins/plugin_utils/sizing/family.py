@@ -17,24 +17,27 @@ class Family:
 
     Attributes:
         tied: input and output embeddings are one matrix unless the config says otherwise.
+        head: what vLLM's class does whatever the config says: "own", an output layer of its own, or "shared", none.
         qk_norm: "" for none, "head" for one per head size, "all" for one over all heads; "optional" and "heads" are the
-            same two, if the config enables them.
+            same two, if the config enables them, and "biased" is "optional" with biases.
         norms: number per layer; with norm_bias each has a bias.
-        sliding: sliding attention is used even if the config's own switch is absent; every period-th layer is a full
+        sliding: a window in the config is used unless the config's own switch is off; every period-th layer is a full
             one.
+        listed: the class goes by the layer types that the config lists.
         expert_bias: experts and router have biases.
         shared_gate: the shared experts have a gate.
         shared_is_intermediate: a shared expert has the width intermediate_size.
         head_everywhere: vLLM's class creates the output layer on every pipeline stage.
+        whole: what tensor parallelism does not divide where transformers' class runs: "self_attn mlp" or "mlp".
         positions: rows that learned positions have beyond the longest sequence; None if positions are not learned.
         embedding_norm: a norm follows the embedding.
         state_only: all layers keep this state, and none has attention or a feed-forward block.
         reads: keys that this code knows, and where the family has them, as a path into nested parts.
         defaults: values of keys that published configs omit.
-        cache_between: what the cache of real layers is, as factors of the described one, where that is not settled.
     """
 
     tied: bool = False
+    head: str = ""
     gated: bool = True
     qkv_bias: bool = False
     output_bias: bool = False
@@ -47,13 +50,14 @@ class Family:
     router_correction: bool = False
     shared_gate: bool = False
     shared_is_intermediate: bool = False
-    sliding: bool = False
+    sliding: bool = True
+    listed: bool = True
     period: int = 0
     head_bias: bool = False
     head_everywhere: bool = False
+    whole: str = ""
     positions: int | None = None
     embedding_norm: bool = False
     state_only: str = ""
     reads: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    cache_between: tuple[float, float] = (1.0, 1.0)

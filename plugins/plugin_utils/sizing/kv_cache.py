@@ -175,7 +175,8 @@ def plan(stages: Sequence[Sequence[Layer]], how: CacheLayout) -> CachePlan:
     specs = [(stage, _spec(cache, how)) for stage, cache in caches]
     if not specs:
         return CachePlan((), (0,) * len(stages), 0, how)
-    groups = _groups(specs, how)
+    own = any(isinstance(cache, Cache) and cache.page for _unused, cache in caches)
+    groups = _packed(specs) if own else _groups(specs, how)
     stage_bytes = tuple(
         max(sum(spec.page for at, spec in members if at == stage) for members in groups)
         for stage in range(len(stages))
@@ -190,9 +191,7 @@ def _aligned(caches: Sequence[Placed], how: CacheLayout) -> CacheLayout:
     """Return the layout with blocks enlarged so that an attention page holds a state, if a model has both."""
     states = [state_bytes(cache, how) for _unused, cache in caches if isinstance(cache, State)]
     tokens = [token_bytes(cache, how) for _unused, cache in caches if isinstance(cache, Cache)]
-    if not tokens:  # without attention there is no prefix caching, and so no copies of states
-        return replace(how, states=NO_COPIES)
-    if not states:
+    if not states or not tokens:
         return how
     block = how.block_size * cdiv(max(states), how.block_size * max(tokens))
     return replace(how, block_size=max(how.block_size, block))
@@ -200,14 +199,16 @@ def _aligned(caches: Sequence[Placed], how: CacheLayout) -> CacheLayout:
 
 def _spec(cache: Cache | State, how: CacheLayout) -> CacheSpec:
     if isinstance(cache, State):
-        copies = how.states.checkpointed if cache.checkpointed else how.states.plain
+        kept = NO_COPIES if cache.alone else how.states
+        copies = kept.checkpointed if cache.checkpointed else kept.plain
         return CacheSpec(STATE, state_bytes(cache, how), how.block_size, copies)
-    page = how.block_size * token_bytes(cache, how)
+    block = cache.block or how.block_size
+    page = cache.page or block * token_bytes(cache, how)
     if cache.window:
-        return CacheSpec(SLIDING, page, how.block_size, cache.window)
+        return CacheSpec(SLIDING, page, block, cache.window)
     if cache.chunk:
-        return CacheSpec(CHUNKED, page, how.block_size, cache.chunk)
-    return CacheSpec(FULL, page, how.block_size)
+        return CacheSpec(CHUNKED, page, block, cache.chunk)
+    return CacheSpec(FULL, page, block)
 
 
 PlacedSpec = tuple[int, CacheSpec]
@@ -247,3 +248,29 @@ def _one_page_size(specs: Sequence[PlacedSpec]) -> list[PlacedSpec]:
         factor = page // spec.page if spec.kind != STATE and page % spec.page == 0 else 1
         result.append((stage, replace(spec, page=page, block=spec.block * factor)))
     return result
+
+
+def _packed(specs: Sequence[PlacedSpec]) -> list[list[PlacedSpec]]:
+    """Return the groups of a model whose pages have several sizes: a block is as large as the largest group's pages.
+
+    Layers that need the same tokens are in one bucket. Of a bucket that has equally many pages of each size, one of
+    each is a repeat; the buckets are cut into groups of so many repeats that the least is wasted.
+    """
+    buckets: dict[tuple[str, int, int], dict[int, list[PlacedSpec]]] = {}
+    for placed in specs:
+        spec = placed[1]
+        bucket = buckets.setdefault((spec.kind, spec.window, spec.block), {})
+        bucket.setdefault(spec.page, []).append(placed)
+    counts = {key: {len(members) for members in bucket.values()} for key, bucket in buckets.items()}
+    even = {key: min(found) for key, found in counts.items() if len(found) == 1}
+    least = max((count for key, count in even.items() if len(buckets[key]) > 1), default=0)
+    sizes = range(least, max([least, *even.values()]) + 1) if least else ()
+    repeats = min(sizes, key=lambda size: (sum(-count % size for count in even.values()), -size), default=0)
+    groups = []
+    for key, bucket in buckets.items():
+        number = cdiv(even[key], repeats) if repeats and key in even else 1
+        groups += [
+            [placed for members in bucket.values() for placed in members[index::number]]
+            for index in range(number)
+        ]
+    return groups

@@ -21,7 +21,8 @@ class Cache:
 
     window: of sliding attention, chunk: of chunked attention, in tokens; 0 for none. latent: one vector for all heads,
     which every tensor parallel rank keeps whole. raw: bytes per token that are independent of the KV type. selected:
-    tokens that sparse attention reads of them at most; 0 for all.
+    tokens that sparse attention reads of them at most; 0 for all. page, block: bytes and tokens of a page, where the
+    model's own code settles both; 0 where they follow from the rest.
     """
 
     heads: int
@@ -32,6 +33,8 @@ class Cache:
     latent: bool = False
     raw: int = 0
     selected: int = 0
+    page: int = 0
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ def attention(n: ConfigNumbers, family: Family, kind: Kind, gated: bool = False)
     ]
     if family.qk_norm == "head" or (family.qk_norm == "optional" and n.flag("use_qk_norm", "qk_norm")):
         result += [vector("self_attn.q_norm", size), vector("self_attn.k_norm", size)]
+    elif family.qk_norm == "biased" and n.flag("qk_layernorm"):
+        result.append(vector("self_attn.qk_layernorms", 4 * size))
     elif family.qk_norm == "all" or (family.qk_norm == "heads" and n.flag("use_qk_norm")):
         result += [
             vector("self_attn.q_norm", heads * size, OUT),
@@ -72,7 +77,7 @@ def attention_bias(n: ConfigNumbers, family: Family) -> bool:
     return family.qkv_bias or n.flag(*names)
 
 
-def latent_attention(n: ConfigNumbers) -> tuple[Matrices, tuple[Cache, ...]]:
+def latent_attention(n: ConfigNumbers, indexed: bool = True) -> tuple[Matrices, tuple[Cache, ...]]:
     """Return the matrices and caches of DeepSeek's multi-head latent attention.
 
     vLLM keeps kv_b_proj and two copies of its halves in 16 bit.
@@ -99,7 +104,7 @@ def latent_attention(n: ConfigNumbers) -> tuple[Matrices, tuple[Cache, ...]]:
     index_heads, index_size = n.get("index_n_heads"), n.get("index_head_dim")
     sparse = bool(index_heads and index_size)
     caches = [Cache(1, lora + rope, 0, latent=True, selected=n.get("index_topk") if sparse else 0)]
-    if sparse:
+    if sparse and indexed:
         result += [
             *linear("self_attn.indexer.wq_b", index_heads * index_size, q_lora or hidden),
             *linear("self_attn.indexer.wk", index_size, hidden),
@@ -107,7 +112,7 @@ def latent_attention(n: ConfigNumbers) -> tuple[Matrices, tuple[Cache, ...]]:
             Matrix("self_attn.indexer.weights_proj", index_heads, hidden),
         ]
         # FP8 keys and one float32 scale per 128 of them: vLLM, DeepseekV32IndexerCache
-        caches.append(Cache(1, 0, 0, latent=True, raw=index_size + 4 * max(1, index_size // 128)))
+        caches.append(Cache(1, 0, 0, latent=True, raw=index_size + 4 * (index_size // 128)))
     return result, tuple(caches)
 
 

@@ -81,7 +81,7 @@ class ConfigNumbers:
     @property
     def head_size(self) -> int:
         usual = self.hidden // max(1, self.heads)
-        return self.get("head_dim", "attention_head_dim", "kv_channels", "hidden_size_per_head") or usual
+        return self.get("head_dim", "attention_head_dim", "hidden_size_per_head") or usual
 
     @property
     def intermediate(self) -> int:
@@ -90,7 +90,9 @@ class ConfigNumbers:
 
     @property
     def layers(self) -> int:
-        return self.get("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+        """Return their number; some configs have nothing but a list of what each layer is."""
+        listed = self.items("layers_block_type") or self.items("hybrid_override_pattern")
+        return self.get("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=len(listed))
 
     @property
     def vocab(self) -> int:

@@ -64,7 +64,7 @@ def _missing(n: ConfigNumbers, family: Family) -> tuple[str, ...]:
     """Return the keys without which nothing can be computed."""
     needed = {
         "hidden_size": n.hidden,
-        "num_hidden_layers": n.layers or len(n.items("hybrid_override_pattern")),
+        "num_hidden_layers": n.layers,
         "vocab_size": n.vocab,
         "num_attention_heads": n.heads or (1 if family.state_only else 0),
     }
@@ -136,14 +136,6 @@ def _between(
     if family is None:
         pair = _readings(shape, config, text, n)
         unsure = f"the architecture {names[0]}"
-    elif family.cache_between != (1.0, 1.0):
-        times = round(family.cache_between[1])
-        more = tuple(_kept(layer, times) for layer in shape.layers)
-        pair = (
-            replace(shape, factor=0.97 * shape.factor),
-            replace(shape, layers=more, factor=1.03 * shape.factor),
-        )
-        unsure = f"how vLLM lays out the KV cache of {names[0]}"
     elif not shape.known:
         pair, unsure = (shape, shape), "the format of the quantized weights"
     elif tower and shape.checkpoint is None:

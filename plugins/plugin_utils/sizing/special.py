@@ -14,6 +14,7 @@ from .family import Family
 from .layer_kinds import Kind, has_experts, layer_kinds
 from .layers import Cache, Layer, attention, latent_attention, mixture, mlp
 from .numbers import ConfigNumbers
+from .shared_layers import hrm_text, zamba2
 from .states import State, kimi_delta
 from .weights import IN, OUT, Matrices, Matrix, linear, vector
 
@@ -183,6 +184,8 @@ READERS: Mapping[str, Reader] = {
     "gemma3n_text": gemma3n,
     "gemma4_text": gemma4,
     "minimax_m3_vl_text": minimax_m3,
+    "hrm_text": hrm_text,
+    "zamba2": zamba2,
 }
 """Families whose layers are read here, by model_type."""
 

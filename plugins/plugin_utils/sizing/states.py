@@ -21,6 +21,7 @@ class State:
         heads, head_elements: their product is the size of the recurrent state.
         wide: the state is kept in float32.
         checkpointed: newer releases keep one more copy of the state.
+        alone: no layer of the model has attention, so that there is no prefix caching, and no copy for it.
     """
 
     channels: int
@@ -31,6 +32,7 @@ class State:
     group_channels: int = 0
     wide: bool = False
     checkpointed: bool = False
+    alone: bool = False
 
 
 def mamba1(n: ConfigNumbers) -> tuple[Matrices, State]:
@@ -53,6 +55,7 @@ def mamba1(n: ConfigNumbers) -> tuple[Matrices, State]:
         Matrix("mamba.dt_proj", inner, rank, OUT),
         vector("mamba.dt_proj.bias", inner, OUT),
         Matrix("mamba.A_log", inner, states, OUT),
+        Matrix("mamba.A in float32", inner, states, OUT, stored=False),
         vector("mamba.D", inner, OUT),
         *linear("mamba.out_proj", hidden, inner, IN, bias),
     ]

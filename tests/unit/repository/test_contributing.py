@@ -42,6 +42,16 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
             "catalog/vllm/defaults.yml": "until:",
         },
     ),
+    "The plan gives a range for my model.": (
+        "add-a-family-of-models",
+        {
+            "plugins/plugin_utils/sizing/families.py": "FAMILIES: ",
+            "plugins/plugin_utils/sizing/family.py": "Attributes:",
+            "plugins/plugin_utils/sizing/special.py": "READERS: ",
+            "tests/oracles/held_out_shapes.py": "ADDED: ",
+            "tests/unit/sizing/test_held_out.py": "def test_a_shape_that_nobody_chose",
+        },
+    ),
     "The plan does not know my image's tag.": (
         "add-an-image",
         {"catalog/images.yml": "families:", "tests/unit/catalog/test_images.py": "test_look_up"},

@@ -211,7 +211,8 @@ def state(channels: int, **more: Any) -> Layer:
          [CacheSpec(FULL, 6400, 64), CacheSpec(FULL, 6400, 32), CacheSpec(STATE, 6400, 32, 2), CacheSpec(STATE, 6400,
           32, 2)]),
         # Nothing to align, and no prefixes that copies of states would be kept for.
-        ([state(2000)] * 2, {}, 16, [CacheSpec(STATE, 4000, 16, 1)]),
+        ([state(2000, alone=True)] * 2, {}, 16, [CacheSpec(STATE, 4000, 16, 1)]),
+        ([state(2000)] * 2, {}, 16, [CacheSpec(STATE, 4000, 16, 2)]),
         ([state(2000)], {"states": StateCopies(1, 1)}, 16, [CacheSpec(STATE, 4000, 16, 1)]),
         # A state is not planned as attention.
         ([full(), sliding(), state(10)], {"hybrid": False}, 16, [FULL_ONE, CacheSpec(STATE, PAGE, 16, 2)]),
