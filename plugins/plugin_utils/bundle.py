@@ -35,6 +35,7 @@ _GENERATED = """\
 PACKAGES = {
     "supervisor": ("programs.supervisor.main", "instinct_supervise", "supervise.py"),
     "partition_boot": ("programs.partition_boot", "instinct", "__main__.py"),
+    "swarm": ("programs.swarm", "instinct", "__main__.py"),
 }
 
 

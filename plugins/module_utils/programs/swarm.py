@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Take part in a swarm: move the blobs of a manifest between the stores of nodes. Argument: the file of the job.
+
+It runs with the system's Python and the distribution's libtorrent, by itself: the controller may be gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..store.swarm_job import read_job
+from ..store.swarm_run import SwarmRun
+
+
+def main() -> int:
+    """Run until all members are complete."""
+    path = sys.argv[1]
+    return 0 if SwarmRun(read_job(path), os.path.dirname(path)).run().finished else 1

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libtorrent, set up for a swarm of known members on a network of their own: few large pieces, no strangers.
+
+The engine is Debian's python3-libtorrent (2.0). It is imported when a swarm starts, so that all else runs without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .swarm_job import Member, SwarmJob
+from .swarm_pieces import Layout, bencode, torrent
+
+PACKAGE = "python3-libtorrent"
+FORCED, HANDSHAKE = 0, 1  # encryption is required; after the handshake, content is sent as it is
+_QUIET = (
+    "enable_dht",
+    "enable_lsd",
+    "enable_upnp",
+    "enable_natpmp",
+    "enable_incoming_utp",
+    "enable_outgoing_utp",
+)
+
+
+def settings(job: SwarmJob) -> dict[str, Any]:
+    """Return the engine's settings."""
+    me = job.me
+    place = f"[{me.address}]" if ":" in me.address else me.address
+    return {
+        **dict.fromkeys(_QUIET, False),
+        "listen_interfaces": f"{place}:{me.port}",
+        "outgoing_interfaces": me.address,
+        "listen_system_port_fallback": False,
+        "max_retry_port_bind": 0,
+        "allowed_enc_level": HANDSHAKE,
+        "in_enc_policy": FORCED,
+        "out_enc_policy": FORCED,
+        "download_rate_limit": job.limit,
+        "upload_rate_limit": job.limit,
+        # Every member sends to every other one: nobody has to earn it, and nobody is turned away.
+        "choking_algorithm": 0,
+        "unchoke_slots_limit": -1,
+        "connections_limit": 2 * len(job.members) + 20,
+        "connection_speed": 200,
+        "peer_turnover": 0,
+        "close_redundant_connections": False,
+        "auto_sequential": False,
+        "initial_picker_threshold": 0,
+        "strict_end_game_mode": True,
+        "use_parole_mode": True,
+        # A member whose link was cut is back as soon as the link is.
+        "min_reconnect_time": 2,
+        "max_failcount": 10000,
+        "peer_connect_timeout": 5,
+        "peer_timeout": 20,
+        "request_timeout": 15,
+        "piece_timeout": 15,
+        "request_queue_time": 2,
+        "max_out_request_queue": 48,
+        "whole_pieces_threshold": 0,
+        "max_allowed_in_request_queue": 4000,
+        "send_buffer_watermark": 4 * 2**20,
+        "alert_mask": _ALERTS if importlib.import_module("os").environ.get("FO_TRACE") else 0x1 | 0x8 | 0x40,
+        "alert_queue_size": 200000,
+    }
+
+
+_ALERTS = 0x1 | 0x8 | 0x40 | 0x1000000 | 0x2000000 | 0x200000  # errors, storage, status
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What this member sees of another one."""
+
+    address: str
+    progress: float
+    complete: bool
+    sent: int
+    received: int
+    wrong: int  # pieces that came from there with wrong content
+
+
+class Engine:
+    """The torrent of a run."""
+
+    def __init__(
+        self, job: SwarmJob, cut: Layout, hashes: Mapping[str, bytes], places: Mapping[str, str]
+    ) -> None:
+        """`places` has the path of each blob's file."""
+        self.lt: Any = importlib.import_module("libtorrent")
+        self.job, self.cut = job, cut
+        import os, json  # EXPERIMENT
+
+        self.session = self.lt.session({**settings(job), **json.loads(os.environ.get("FO_SET", "{}"))})
+        self.admit(job.members)
+        info = torrent(cut, hashes, job.manifest.id, job.key)
+        self.info = self.lt.torrent_info(self.lt.bdecode(bencode({"info": info})))
+        for slot in cut.slots:
+            self.info.rename_file(slot.file, places[slot.sha256])
+        self.handle: Any = None
+        self.banned: set[str] = set()
+
+    def admit(self, members: Iterable[Member]) -> None:
+        """Have connections with these members only; others are closed."""
+        found = self.lt.ip_filter()
+        found.add_rule("0.0.0.0", "255.255.255.255", 1)
+        found.add_rule("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 1)
+        for member in members:
+            found.add_rule(member.address, member.address, 0)
+        self.session.set_ip_filter(found)
+
+    def start(self, have: Sequence[bool], priorities: Sequence[int]) -> None:
+        """Begin; `have` and `priorities` are by piece."""
+        wanted = self.lt.add_torrent_params()
+        wanted.ti = self.info
+        wanted.save_path = self.job.root
+        wanted.have_pieces = list(have)
+        wanted.piece_priorities = list(priorities)
+        flags = self.lt.torrent_flags
+        wanted.flags = flags.disable_dht | flags.disable_lsd | flags.disable_pex | flags.apply_ip_filter
+        wanted.storage_mode = self.lt.storage_mode_t.storage_mode_sparse
+        self.handle = self.session.add_torrent(wanted)
+        self.handle.prioritize_pieces(list(priorities))
+        import collections
+
+        print(
+            "prio",
+            collections.Counter(self.handle.get_piece_priorities()),
+            collections.Counter(priorities),
+            flush=True,
+        )
+
+    def connect(self, members: Iterable[Member]) -> None:
+        """Connect to members; those that are connected stay so."""
+        for member in members:
+            self.handle.connect_peer((member.address, member.port))
+
+    def peers(self) -> list[Peer]:
+        """Return the connected members."""
+        seed = self.lt.peer_info.seed | self.lt.peer_info.upload_only
+        hidden = self.lt.peer_info.connecting | self.lt.peer_info.handshake
+        return [
+            Peer(
+                peer.ip[0],
+                peer.progress,
+                bool(peer.flags & seed),
+                peer.total_upload,
+                peer.total_download,
+                peer.num_hashfails,
+            )
+            for peer in self.handle.get_peer_info()
+            if not peer.flags & hidden
+        ]
+
+    def have(self) -> list[bool]:
+        """Return which pieces are here, checked."""
+        pieces = list(self.handle.status(self.lt.torrent_handle.query_pieces).pieces)
+        return pieces if len(pieces) == self.cut.count else [bool(pieces)] * self.cut.count
+
+    def ask_for(self, changes: Mapping[int, int]) -> None:
+        """Change priorities of pieces."""
+        if changes:
+            self.handle.prioritize_pieces(list(changes.items()))
+
+    def copies(self) -> list[int]:
+        """Return how many connected members have each piece."""
+        return list(self.handle.piece_availability())
+
+    def totals(self) -> tuple[int, int]:
+        """Return the bytes of content received and sent."""
+        status = self.handle.status(0)
+        return status.total_payload_download, status.total_payload_upload
+
+    def errors(self) -> list[str]:
+        """Return what went wrong since the last call; note the members that sent wrong content."""
+        found = []
+        for alert in self.session.pop_alerts():
+            kind = type(alert).__name__
+            if kind in ("block_finished_alert", "block_downloading_alert"):  # EXPERIMENT
+                import time
+
+                self.blocks = getattr(self, "blocks", [])
+                self.blocks.append((time.time(), kind[6], alert.ip[0], alert.piece_index, alert.block_index))
+            if kind == "peer_ban_alert":
+                self.banned.add(alert.ip[0])
+            elif kind in ("file_error_alert", "torrent_error_alert", "listen_failed_alert"):
+                found.append(alert.message())
+        return found
+
+    def moved(self, sha256: str, path: str) -> None:
+        """Serve a blob from another name of the same file."""
+        import os, pickle  # EXPERIMENT
+
+        if os.environ.get("FO_TRACE"):
+            pickle.dump(getattr(self, "blocks", []), open("/tmp/fo-trace/blocks-%s" % self.job.own, "wb"))
+        self.handle.rename_file(self.cut.slot(sha256).file, path)
+
+    def again(self) -> None:
+        """Compare all that is here with the hashes of its pieces, and receive what is wrong."""
+        self.handle.force_recheck()
+
+    def close(self) -> None:
+        """End all connections, and close the files."""
+        if self.handle is not None:
+            self.session.remove_torrent(self.handle)
+        del self.session  # waits until all is closed

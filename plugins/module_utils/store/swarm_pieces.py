@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a manifest is cut into pieces: the torrent's description, who asks for which pieces first, and what is there.
+
+Each blob begins a piece of its own, so that its pieces depend on its content alone: blobs are hashed and received
+independently of each other. The gap up to the next piece is a padding file of zeros, which no engine transfers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Union
+
+from .manifest import Manifest
+
+SMALLEST, LARGEST = 64 * 2**10, 16 * 2**20
+# So many pieces that each of dozens of members has many to pass on, and few enough that a piece is worth a request.
+PIECES = 2048
+NOBODYS = "nobodys"
+Bencoded = Union[int, str, bytes, list["Bencoded"], dict[str, "Bencoded"]]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A blob's place in the torrent: its file's number there (padding files count), and its pieces."""
+
+    sha256: str
+    size: int
+    file: int
+    first: int
+    count: int
+
+    @property
+    def pieces(self) -> range:
+        """Return the numbers of its pieces."""
+        return range(self.first, self.first + self.count)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The pieces of a manifest: equal on all nodes."""
+
+    piece_size: int
+    slots: tuple[Slot, ...]
+    files: tuple[tuple[str, int], ...]  # of the torrent: (SHA-256, size); no SHA-256 for padding
+
+    @property
+    def count(self) -> int:
+        """Return the number of pieces, one of which nobody has.
+
+        A member that has all pieces does not count towards the availability of any, on which the order in which pieces
+        are asked for depends: with a source alone, priorities would mean nothing.
+        """
+        return self.slots[-1].first + self.slots[-1].count + 1 if self.slots else 1
+
+    def slot(self, sha256: str) -> Slot:
+        """Return a blob's place."""
+        return next(slot for slot in self.slots if slot.sha256 == sha256)
+
+
+def layout(manifest: Manifest) -> Layout:
+    """Return how a manifest is cut. Empty blobs are left out: they have no pieces."""
+    blobs = sorted((sha256, size) for sha256, size in manifest.blobs.items() if size)
+    piece, slots, files, first = piece_size(sum(size for _, size in blobs)), [], [], 0
+    for sha256, size in blobs:
+        count = -(-size // piece)
+        slots.append(Slot(sha256, size, len(files), first, count))
+        files.append((sha256, size))
+        gap = count * piece - size
+        if gap:
+            files.append(("", gap))
+        first += count
+    files.append((NOBODYS, 1))
+    return Layout(piece, tuple(slots), tuple(files))
+
+
+def piece_size(total: int) -> int:
+    """Return the size of a piece for so many bytes: a power of two."""
+    size = SMALLEST
+    while size < LARGEST and size * PIECES < total:
+        size *= 2
+    return size
+
+
+def torrent(cut: Layout, hashes: Mapping[str, bytes], name: str, key: str) -> dict[str, Bencoded]:
+    """Return the description of the torrent; `hashes` has the SHA-1 of each blob's pieces, one after the other.
+
+    The key makes its hash unguessable, which members prove to each other that they know.
+    """
+    entries: list[Bencoded] = [
+        {"length": size, "path": [sha256]}
+        if sha256
+        else {"attr": "p", "length": size, "path": [".pad", str(number)]}
+        for number, (sha256, size) in enumerate(cut.files)
+    ]
+    secret = hashlib.sha256(f"swarm {key}".encode()).hexdigest()
+    return {
+        "files": entries,
+        "name": name,
+        "piece length": cut.piece_size,
+        "pieces": b"".join(hashes[slot.sha256] for slot in cut.slots) + bytes(20),
+        "private": 1,
+        "x-run": secret,
+    }
+
+
+def bencode(value: Bencoded) -> bytes:
+    """Return a value in BitTorrent's encoding."""
+    if isinstance(value, int):
+        return b"i%de" % value
+    if isinstance(value, str):
+        value = value.encode()
+    if isinstance(value, bytes):
+        return b"%d:%s" % (len(value), value)
+    if isinstance(value, list):
+        return b"l" + b"".join(map(bencode, value)) + b"e"
+    return b"d" + b"".join(bencode(name) + bencode(value[name]) for name in sorted(value)) + b"e"
+
+
+def resume_record(cut: Layout, have: Iterable[bool]) -> dict[str, object]:
+    """Return what a member received, for the next run, which has other members and another key."""
+    bits = list(have)
+    return {
+        "piece_size": cut.piece_size,
+        "have": {
+            slot.sha256: "".join("01"[bits[piece]] for piece in slot.pieces)
+            for slot in cut.slots
+            if any(bits[slot.first : slot.first + slot.count])
+        },
+    }
+
+
+def resumed(cut: Layout, record: object) -> dict[str, list[bool]]:
+    """Return which pieces of each blob an earlier run received; nothing of a record that does not fit."""
+    if not isinstance(record, Mapping) or record.get("piece_size") != cut.piece_size:
+        return {}
+    have = record.get("have")
+    counts = {slot.sha256: slot.count for slot in cut.slots}
+    return {
+        sha256: [bit == "1" for bit in bits]
+        for sha256, bits in (have.items() if isinstance(have, Mapping) else ())
+        if isinstance(bits, str) and len(bits) == counts.get(sha256)
+    }

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pieces a receiver asks for, and when: so that the sources send each piece once, and the receivers the rest.
+
+Each receiver gets the pieces of its own share from the sources, and others only once another receiver has them. Then it
+leaves the sources: their links are free for those who still need them. The share of a slow or dead receiver remains:
+when new pieces appear much more slowly than before, and nothing else is left to ask for, they are dealt out among the
+receivers, round by round, each time differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+OWN, OTHER, CLOSED = 7, 1, 0  # priorities of the engine
+ROUND_SECONDS = 1.0
+_WINDOW = 2.0  # seconds, or the time of so many pieces:
+_PIECES = 8
+_SLOW = 0.4  # of the mean rate
+_FEW = 2  # pieces still to ask for of other receivers: fewer, and this one has nothing to do
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What to do now: priorities to change, by piece, and whether to be connected to the sources."""
+
+    changes: Mapping[int, int]
+    sources: bool
+
+
+class Appearance:
+    """How fast pieces appear at other receivers."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, int]] = []
+        self.total = 0
+
+    def note(self, count: int, now: float) -> None:
+        """Note that so many appeared."""
+        self.total += count
+        if not self.seen or count:
+            self.seen.append((now, self.total))
+
+    def stalls(self, now: float) -> bool:
+        """Return whether the rate of late is far below the mean."""
+        begun = self.seen[0][0]
+        if now - begun < 2 * _WINDOW:
+            return False
+        mean = self.total / (now - begun)
+        window = max(_WINDOW, _PIECES / mean) if mean else _WINDOW
+        before = max((total for time, total in self.seen if time <= now - window), default=0)
+        return self.total - before < _SLOW * mean * window
+
+
+class Share:
+    """The share of one receiver."""
+
+    def __init__(self, wanted: Iterable[int], index: int, receivers: int) -> None:
+        """`wanted` has all pieces that this one lacks; `index` is its place among the receivers."""
+        self.index, self.receivers = index, receivers
+        self.wanted = sorted(wanted)
+        self.asked = {
+            piece for piece in self.wanted if piece % receivers == index
+        }  # for which the sources are asked
+        self.closed = [piece for piece in self.wanted if piece not in self.asked]
+        self.round, self.since = 0, 0.0
+        self.appeared = Appearance()
+
+    def priorities(self, count: int) -> list[int]:
+        """Return the priority of each of so many pieces at the start."""
+        return [OWN if piece in self.asked else CLOSED for piece in range(count)]
+
+    def turn(self, have: Sequence[bool], copies: Sequence[int], now: float) -> Turn:
+        """Return what to do; `copies` is how many other receivers have each piece."""
+        changes = {piece: OTHER for piece in self.closed if copies[piece] or have[piece]}
+        self.closed = [piece for piece in self.closed if piece not in changes]
+        self.appeared.note(len(changes), now)
+        missing = [piece for piece in self.wanted if not have[piece]]
+        closed = set(self.closed)
+        open_here = sum(1 for piece in missing if piece not in closed)
+        if closed and open_here <= _FEW and now - self.since >= ROUND_SECONDS and self.appeared.stalls(now):
+            self.round, self.since = self.round + 1, now
+            dealt = [
+                piece
+                for piece in self.closed
+                if (piece // self.receivers + piece + self.round) % self.receivers == self.index
+            ]
+            changes.update(dict.fromkeys(dealt, OWN))
+            self.asked.update(dealt)
+            self.closed = [piece for piece in self.closed if piece not in changes]
+        # What another receiver had is asked for again where that one is gone.
+        sources = any(piece in self.asked or not copies[piece] for piece in missing if piece not in closed)
+        return Turn(changes, sources)
