@@ -64,6 +64,7 @@ def _transfers(run: Run) -> dict[str, dict[str, Any]]:
     return {item["kind"]: item for item in run.plan()["transfers"]}
 
 
+@pytest.mark.deep
 def test_registry_and_hub_send_one_copy(sharing: Lab) -> None:
     lab, (seed, *others) = sharing, sharing.hosts
     before = _sent()

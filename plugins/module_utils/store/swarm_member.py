@@ -72,7 +72,10 @@ def finish(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
     """Wait until the store is complete, and record that. A node that only offers waits for nothing. Raise NodeError."""
     manifest, store = parse_manifest(params["manifest"]), Store(params["store"])
     directory = run_directory(manifest.id)
-    if check or store.manifest(manifest.name) == manifest:
+    if check:
+        return _result(manifest, [], 0)
+    if store.manifest(manifest.name) == manifest:
+        _forget_key(directory)
         return _result(manifest, [], 0)
     deadline = time.monotonic() + params["timeout"]
     while True:
@@ -84,9 +87,11 @@ def finish(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
             store.adopt(manifest)
             if not store.missing(manifest):
                 break
+            _forget_key(directory)
             raise NodeError(_why(manifest, state, os.path.join(directory, "log")), changed=True)
         if time.monotonic() > deadline:
             _stop(directory)
+            _forget_key(directory)
             raise NodeError(
                 f"{manifest.name} is not there after {params['timeout']} s. What came is kept: run again, or raise "
                 "distribution_timeout.",
@@ -94,8 +99,7 @@ def finish(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
             )
         time.sleep(_POLL_SECONDS)
     store.record(manifest)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(directory, "job.json"))  # it holds the key, and has been read
+    _forget_key(directory)
     received = state.received if state else 0
     actions = [f"record {manifest.name} as complete in {store.root} ({sized(received)} received)"]
     result = _result(manifest, actions, received)
@@ -172,6 +176,12 @@ def _stop(directory: str) -> None:
         if time.monotonic() > deadline:
             os.kill(state.pid, signal.SIGKILL)
         time.sleep(0.1)
+
+
+def _forget_key(directory: str) -> None:
+    """Remove the file that has the key of the run; the program has read it."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(directory, "job.json"))
 
 
 def _last_line(log: str) -> str:
