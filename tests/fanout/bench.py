@@ -35,6 +35,7 @@ def once(receivers: int, mbit: float, files: dict[str, bytes]) -> tuple[float, f
                     fleet.state(node).received / 1e6,
                 )
         import os
+
         if os.environ.get("FO_TRACE"):
             os.system(f"cp {tmp}/log* /tmp/fo-trace/")
         fleet.check(nodes)

@@ -66,7 +66,15 @@ class ShapedNet:
             _run("ip", "-n", name, "link", "set", "eth0", "up")
             _run("ip", "-n", name, "link", "set", "lo", "up")
             if os.environ.get("FO_CC"):
-                _run("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=" + os.environ["FO_CC"])
+                _run(
+                    "ip",
+                    "netns",
+                    "exec",
+                    name,
+                    "sysctl",
+                    "-qw",
+                    "net.ipv4.tcp_congestion_control=" + os.environ["FO_CC"],
+                )
             self.shape(node, self.mbit)
 
     def shape(self, node: int, mbit: float) -> None:
