@@ -96,6 +96,7 @@ def module(name: str) -> str:
 
 
 GIVEN: dict[str, Callable[[], str | dict[str, str]]] = {
+    "blob_swarm": lambda: archive("swarm"),
     "gpu_burnin": lambda: script("burnin"),
     "hf_model": lambda: script("download"),
     "partition_boot": lambda: archive("partition_boot"),

@@ -18,6 +18,7 @@ MARGIN = 300
 """Seconds for what a module does beside its own waits."""
 DEFAULTS = {
     "vllm_image": 14400,
+    "blob_swarm": 86400,
     "hf_model": 86400,
     "rocm_partition": 300,
     "vllm_bench": 7200,

@@ -76,6 +76,7 @@ ORDER = (
     "compare",
     "burnin",
     "storage",
+    "distribution",
     "real_accuracy",
 )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 IMAGE, WEIGHTS = "image", "weights"
 CACHE, BENCH, DATASET = "cache", "bench", "dataset"  # also the names of their directories
+STORED = "stored"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,26 @@ class FoundWeights:
 
 
 @dataclass(frozen=True)
+class FoundBlobs:
+    """Blobs of the content store: of a manifest, or of none.
+
+    name: what they are, as common/transfer_names.py forms it. bytes: of those that nothing else has.
+    """
+
+    id: str
+    name: str
+    bytes: int
+
+    def needed(self, roots: Roots) -> bool:
+        """Return whether something refers to the image or model, so that other nodes may want it from here."""
+        kind, _unused, rest = self.name.partition(" ")
+        if kind == "image":
+            return any(name.endswith(f"@{rest}") for name in roots.images)
+        repo, _unused, commit = rest.partition(" ")[0].partition("@")
+        return (repo, commit) in roots.weights or commit in roots.commits or repo in roots.fetching
+
+
+@dataclass(frozen=True)
 class FoundThings:
     """What is on a node. caches, benches, datasets: bytes of directories by instance, measurement, and content."""
 
@@ -55,6 +76,7 @@ class FoundThings:
     caches: Mapping[str, int] = field(default_factory=dict)
     benches: Mapping[str, int] = field(default_factory=dict)
     datasets: Mapping[str, int] = field(default_factory=dict)
+    stored: tuple[FoundBlobs, ...] = ()
 
     @property
     def names(self) -> frozenset[tuple[str, str]]:
@@ -63,6 +85,7 @@ class FoundThings:
             [
                 *((IMAGE, item.id) for item in self.images),
                 *((WEIGHTS, item.name) for item in self.weights),
+                *((STORED, item.id) for item in self.stored),
                 *((CACHE, name) for name in self.caches),
                 *((BENCH, name) for name in self.benches),
                 *((DATASET, name) for name in self.datasets),
@@ -100,7 +123,7 @@ class Leftover:
 
 def removals(found: FoundThings, roots: Roots) -> tuple[Leftover, ...]:
     """Return what nothing refers to, the largest of each kind first."""
-    order = (IMAGE, WEIGHTS, CACHE, BENCH, DATASET)
+    order = (IMAGE, STORED, WEIGHTS, CACHE, BENCH, DATASET)
     return tuple(
         sorted(_removals(found, roots), key=lambda item: (order.index(item.kind), -item.bytes, item.target))
     )
@@ -114,6 +137,9 @@ def _removals(found: FoundThings, roots: Roots) -> Iterator[Leftover]:
         kept = (item.repo, item.commit) in roots.weights or item.commit in roots.commits
         if not kept and item.repo not in roots.fetching and item.cache_dir not in roots.shared_caches:
             yield Leftover(WEIGHTS, item.name, f"{item.repo}@{item.commit[:12]}", item.bytes)
+    for blobs in found.stored:
+        if not blobs.needed(roots):
+            yield Leftover(STORED, blobs.id, " ".join(blobs.name.split(" ")[:2]), blobs.bytes)
     for name, size in found.caches.items():
         if name not in roots.instances:
             yield Leftover(CACHE, name, name, size)

@@ -8,7 +8,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -23,9 +24,12 @@ from ..docker.build import LABEL as BUILT
 from ..docker.client import Conflict, DockerClient, Json, NotFound, Query
 from ..observe.generations import read_generations
 from ..observe.source import Source, listing
+from ..store.blobs import Store
 from .prune import (
     IMAGE,
+    STORED,
     WEIGHTS,
+    FoundBlobs,
     FoundImage,
     FoundThings,
     FoundWeights,
@@ -36,8 +40,9 @@ from .prune import (
 
 OURS = "instinct-fleet."  # every label of the toolkit begins so
 FETCH, MEASURE = OURS + "fetch", OURS + "bench"
-LOCKS = ("vllm_image", "hf_model", "vllm_bench")  # modules that make what is removed here
+LOCKS = ("vllm_image", "hf_model", "blob_fetch", "vllm_bench")  # modules that make what is removed here
 LOCK_SECONDS = 30
+LOOSE = "loose"  # the id of blobs of no manifest
 
 _COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 
@@ -49,6 +54,11 @@ class PrunePaths:
     caches: tuple[str, ...] = (paths.HF_CACHE,)
     state_dir: str = paths.STATE_DIR
     data_dir: str = paths.DATA_DIR
+
+    @property
+    def store(self) -> Store:
+        """Return the content store."""
+        return Store(f"{self.data_dir}/store")
 
 
 def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -> dict[str, Any]:
@@ -93,6 +103,7 @@ def _found(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -
     return FoundThings(
         images=tuple(_image(node, item, used) for item in client.json("GET", "/images/json")),
         weights=tuple(item for cache_dir in node.caches for item in _weights(cache_dir)),
+        stored=tuple(_stored(node.store)),
         caches=_sizes(f"{node.data_dir}/cache"),
         benches=_sizes(f"{node.data_dir}/bench"),
         datasets=_sizes(f"{node.data_dir}/dataset"),
@@ -138,6 +149,37 @@ def _blobs(top: str, commit: str) -> Iterator[str]:
     for directory, _unused, names in os.walk(f"{top}/snapshots/{commit}"):
         for name in names:
             yield os.path.realpath(os.path.join(directory, name))
+
+
+def _stored(store: Store) -> Iterator[FoundBlobs]:
+    """Yield what the content store has by manifest; and what no manifest has, unless something is being received."""
+    manifests = store.manifests()
+    users = Counter(sha256 for item in manifests for sha256 in item.blobs)
+    for item in manifests:
+        yield FoundBlobs(
+            item.id, item.name, _own_bytes(store, [name for name in item.blobs if users[name] == 1])
+        )
+    loose = [name for name in store.blobs() if name not in users]
+    if loose and not listing(f"{store.root}/incoming"):
+        yield FoundBlobs(LOOSE, "blobs-of-no-manifest", _own_bytes(store, loose))
+
+
+def _own_bytes(store: Store, names: Iterable[str]) -> int:
+    """Return the size of blobs that are in no cache of weights besides."""
+    stats = [os.stat(store.path(name)) for name in names if store.size(name) is not None]
+    return sum(found.st_size for found in stats if found.st_nlink == 1)
+
+
+def _remove_stored(store: Store, name: str) -> None:
+    manifests = store.manifests()
+    for item in manifests:
+        if item.id == name:
+            store.drop(item)
+    if name == LOOSE:
+        used = {sha256 for item in manifests for sha256 in item.blobs}
+        for sha256 in store.blobs():
+            if sha256 not in used:
+                store.remove(sha256)
 
 
 def _sizes(directory: str) -> dict[str, int]:
@@ -227,6 +269,8 @@ def _mounted_by_others(cache: str, containers: Sequence[Json]) -> bool:
 def _remove(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
     if item.kind == IMAGE:
         _remove_image(client, node, item)
+    elif item.kind == STORED:
+        _remove_stored(node.store, item.name)
     elif item.kind == WEIGHTS:
         cache_dir, repo, commit = item.name.split("|")
         _remove_weights(f"{cache_dir}/hub/models--{repo.replace('/', '--')}", commit)

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import run_l
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.host import prune_node
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune import (
+    FoundBlobs,
     FoundImage,
     FoundThings,
     FoundWeights,
@@ -22,6 +24,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host.prune import (
     removals,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths, converge
+from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of
 from ansible_collections.instinct.fleet.plugins.modules import host_prune
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
     ImagePin,
@@ -89,6 +93,25 @@ def test_what_stays(roots: Roots, kept: list[str]) -> None:
 )
 def test_images_of_the_toolkit(image: FoundImage, goes: bool) -> None:
     assert bool(removals(FoundThings(images=(image,)), Roots())) is goes
+
+
+@pytest.mark.parametrize(
+    ("name", "roots", "kept"),
+    [
+        (f"image {DIGEST.partition('@')[2]}", Roots(), False),
+        (f"image {DIGEST.partition('@')[2]}", Roots(images=frozenset([DIGEST])), True),
+        (f"image {DIGEST.partition('@')[2]}", Roots(images=frozenset([TAG])), False),
+        (f"model a/b@{OLD} 12ab", Roots(), False),
+        (f"model a/b@{OLD} 12ab", Roots(weights=frozenset([("a/b", OLD)])), True),
+        (f"model a/b@{OLD} 12ab", Roots(weights=frozenset([("a/b", NEW)])), False),
+        (f"model a/b@{OLD} 12ab", Roots(commits=frozenset([OLD])), True),
+        (f"model a/b@{OLD} 12ab", Roots(fetching=frozenset(["a/b"])), True),
+        ("blobs-of-no-manifest", Roots(weights=frozenset([("a/b", OLD)])), False),
+    ],
+)
+def test_what_the_content_store_keeps_for_other_nodes(name: str, roots: Roots, kept: bool) -> None:
+    found = removals(FoundThings(stored=(FoundBlobs("1", name, 5),)), roots)
+    assert not found if kept else [item.bytes for item in found] == [5]
 
 
 def test_the_largest_come_first() -> None:
@@ -321,3 +344,31 @@ def test_the_module(
     result, failed = run_module(host_prune.main, {**given, "docker_socket": docker.path + ".not"}, check=True)
     assert not failed  # a host without Docker
     assert set(documented_by(host_prune)["options"]) == set(host_prune.argument_spec())
+
+
+def _kept(store: Store, name: str, *contents: bytes) -> None:
+    files = [ManifestFile(f"f{at}", len(item), sha256(item).hexdigest()) for at, item in enumerate(contents)]
+    for item in contents:
+        store.put(item, sha256(item).hexdigest())
+    store.record(manifest_of(name, files))
+
+
+def test_the_content_store_is_pruned_with_what_it_belongs_to(docker: FakeDocker, node: PrunePaths) -> None:
+    store = node.store
+    _kept(store, f"image {DIGEST.partition('@')[2]}", b"shared", b"old")
+    _kept(store, f"model a/b@{NEW} 12ab", b"shared", b"weights")
+    store.put(b"loose", sha256(b"loose").hexdigest())
+    kept = Roots(weights=frozenset([("a/b", NEW)]))
+    Path(store.incoming("1")).joinpath("x").touch()
+
+    first = converge(DockerClient(docker.path), node, kept, False)
+    assert first["actions"] == [f"remove stored image {DIGEST.partition('@')[2]} (3 bytes)"]
+    assert len(store.blobs()) == 3, "what no manifest has may be on its way"
+
+    Path(store.incoming("1")).joinpath("x").unlink()
+    Path(store.incoming("1")).rmdir()
+    second = converge(DockerClient(docker.path), node, kept, False)
+    assert second["actions"] == ["remove stored blobs-of-no-manifest (5 bytes)"]
+    assert {item.name for item in store.manifests()} == {f"model a/b@{NEW} 12ab"}
+    assert store.verify() == {}
+    assert converge(DockerClient(docker.path), node, kept, False)["changed"] is False

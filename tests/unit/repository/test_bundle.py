@@ -25,6 +25,7 @@ from tests.worlds.plan_world import deployment, plan, state
 ACTIONS = "ansible_collections.instinct.fleet.plugins.action"
 SCRIPTS = ("bench_job", "burnin", "download", "haproxy_agent", "inspect_image", "keepalived_check", "router")
 GIVEN = {
+    "blob_swarm": archive("swarm"),
     "hf_model": script("download"),
     "partition_boot": archive("partition_boot"),
     "gpu_burnin": script("burnin"),
