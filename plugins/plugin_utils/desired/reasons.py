@@ -10,6 +10,8 @@ from .deployment import Deployment
 VLLM_CLI = "vllm-cli"
 VLLM_ENV = "vllm-env-docs"
 VLLM_ROCM = "vllm-docs-rocm"
+VLLM_COMPILE = "vllm-compile-cache"
+VLLM_STARTUP_PLAN = "vllm-startup-plan"
 HUB_ENV = "hub-env-docs"
 ISOLATION = "rocm-gpu-isolation"
 """Sources of the toolkit's own decisions; keys of catalog/sources.yml."""

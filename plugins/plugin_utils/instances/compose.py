@@ -28,6 +28,7 @@ from ..tuning.companion_models import repositories
 from ..tuning.feasibility import Feasibility
 from ..tuning.parallel import Argument, group_args, parallel_args, ray_env
 from ..tuning.tune import TunedSettings
+from .cache_key import cache_key, warm_start_variables
 from .capabilities import capabilities
 
 LEAVING = 30
@@ -307,6 +308,7 @@ def _environment(slot: Slot, tuned: TunedSettings) -> tuple[tuple[tuple[str, str
             "compiled graphs outlive the container, so that a restart is quick",
             VLLM_ENV,
         ),
+        *warm_start_variables(tuned),
         Reason(
             "VLLM_NO_USAGE_STATS",
             "1",
@@ -494,6 +496,7 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
         "container_name": container_name(instance.name),
         "directory": instance_dir(instance.name),
         "cache_directory": cache_dir(instance.name),
+        "cache_key": cache_key(instance.argv, instance.verdict.start_key),
         "files": {name: {"text": text, "mode": modes[name]} for name, text in sorted(files.items())},
         "spec_hash": spec_hash,
         "container": container(instance),
