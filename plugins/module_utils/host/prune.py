@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 IMAGE, WEIGHTS = "image", "weights"
 CACHE, BENCH, DATASET = "cache", "bench", "dataset"  # also the names of their directories
+BUNDLE = "bundle"
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,18 @@ class FoundWeights:
 
 @dataclass(frozen=True)
 class FoundThings:
-    """What is on a node. caches, benches, datasets: bytes of directories by instance, measurement, and content."""
+    """What is on a node. caches, benches, datasets: bytes of directories by instance, measurement, and content.
+
+    bundles: bytes of packed caches, by key. warm: the key of an instance's caches.
+    """
 
     images: tuple[FoundImage, ...] = ()
     weights: tuple[FoundWeights, ...] = ()
     caches: Mapping[str, int] = field(default_factory=dict)
     benches: Mapping[str, int] = field(default_factory=dict)
     datasets: Mapping[str, int] = field(default_factory=dict)
+    bundles: Mapping[str, int] = field(default_factory=dict)
+    warm: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[tuple[str, str]]:
@@ -66,6 +72,7 @@ class FoundThings:
                 *((CACHE, name) for name in self.caches),
                 *((BENCH, name) for name in self.benches),
                 *((DATASET, name) for name in self.datasets),
+                *((BUNDLE, name) for name in self.bundles),
             ]
         )
 
@@ -100,7 +107,7 @@ class Leftover:
 
 def removals(found: FoundThings, roots: Roots) -> tuple[Leftover, ...]:
     """Return what nothing refers to, the largest of each kind first."""
-    order = (IMAGE, WEIGHTS, CACHE, BENCH, DATASET)
+    order = (IMAGE, WEIGHTS, CACHE, BUNDLE, BENCH, DATASET)
     return tuple(
         sorted(_removals(found, roots), key=lambda item: (order.index(item.kind), -item.bytes, item.target))
     )
@@ -117,6 +124,10 @@ def _removals(found: FoundThings, roots: Roots) -> Iterator[Leftover]:
     for name, size in found.caches.items():
         if name not in roots.instances:
             yield Leftover(CACHE, name, name, size)
+    kept_keys = {key for name, key in found.warm.items() if name in roots.instances}
+    for key, size in found.bundles.items():
+        if key not in kept_keys:
+            yield Leftover(BUNDLE, key, f"of caches {key[:12]}", size)
     if not roots.measuring:
         for kind, directories in ((BENCH, found.benches), (DATASET, found.datasets)):
             for name, size in directories.items():

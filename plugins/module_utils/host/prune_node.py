@@ -23,7 +23,11 @@ from ..docker.build import LABEL as BUILT
 from ..docker.client import Conflict, DockerClient, Json, NotFound, Query
 from ..observe.generations import read_generations
 from ..observe.source import Source, listing
+from ..serving.instance_caches import PREFIX, warm_key
+from ..store.blobs import Store
+from ..store.manifest import Manifest
 from .prune import (
+    BUNDLE,
     IMAGE,
     WEIGHTS,
     FoundImage,
@@ -96,7 +100,17 @@ def _found(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -
         caches=_sizes(f"{node.data_dir}/cache"),
         benches=_sizes(f"{node.data_dir}/bench"),
         datasets=_sizes(f"{node.data_dir}/dataset"),
+        bundles={item.name[len(PREFIX) :]: item.bytes for item in _bundles(node)},
+        warm={name: warm_key(f"{node.data_dir}/cache/{name}") for name in listing(f"{node.data_dir}/cache")},
     )
+
+
+def _bundles(node: PrunePaths) -> list[Manifest]:
+    return [item for item in _store(node).manifests() if item.name.startswith(PREFIX)]
+
+
+def _store(node: PrunePaths) -> Store:
+    return Store(f"{node.data_dir}/store")
 
 
 def _image(node: PrunePaths, item: Json, used: set[str]) -> FoundImage:
@@ -230,6 +244,10 @@ def _remove(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
     elif item.kind == WEIGHTS:
         cache_dir, repo, commit = item.name.split("|")
         _remove_weights(f"{cache_dir}/hub/models--{repo.replace('/', '--')}", commit)
+    elif item.kind == BUNDLE:
+        for manifest in _bundles(node):
+            if manifest.name == PREFIX + item.name:
+                _store(node).drop(manifest)
     else:
         shutil.rmtree(f"{node.data_dir}/{item.kind}/{item.name}")
 

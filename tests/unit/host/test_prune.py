@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host.prune import (
     removals,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths, converge
+from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of
 from ansible_collections.instinct.fleet.plugins.modules import host_prune
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
     ImagePin,
@@ -321,3 +324,26 @@ def test_the_module(
     result, failed = run_module(host_prune.main, {**given, "docker_socket": docker.path + ".not"}, check=True)
     assert not failed  # a host without Docker
     assert set(documented_by(host_prune)["options"]) == set(host_prune.argument_spec())
+
+
+def test_bundles_of_caches_go_with_the_last_instance_that_had_them(
+    tmp_path: Path, docker: FakeDocker
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    for key, content in (("a" * 32, b"1"), ("b" * 32, b"2")):
+        sha256 = hashlib.sha256(content).hexdigest()
+        store.put(content, sha256)
+        store.record(manifest_of(f"caches {key}", [ManifestFile("caches.tar.gz", 1, sha256)]))
+    store.put(b"3", hashlib.sha256(b"3").hexdigest())
+    for name, key in (("llama-0", "a" * 32), ("gone-0", "b" * 32)):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+        (tmp_path / "cache" / name / "warm.json").write_text(json.dumps({"key": key}))
+    (tmp_path / "state/instances/llama-0").mkdir(parents=True)
+    node = PrunePaths((), str(tmp_path / "state"), str(tmp_path))
+    result = converge(DockerClient(docker.path), node, Roots(), False)
+    assert [text.split(" (")[0] for text in result["actions"]] == [
+        "remove cache gone-0", f"remove bundle of caches {'b' * 12}",
+    ]  # fmt: skip
+    assert [item.name for item in store.manifests()] == [f"caches {'a' * 32}"]
+    assert sorted(store.blobs()) == sorted(hashlib.sha256(item).hexdigest() for item in (b"1", b"3"))
+    assert converge(DockerClient(docker.path), node, Roots(), False)["changed"] is False
