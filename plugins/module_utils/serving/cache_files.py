@@ -77,7 +77,7 @@ def pack(directory: str, stream: IO[bytes], limit: int) -> Packed:
     content = files = 0
     # Neither the time nor a name is in the header, nor are owners and times of files in what follows.
     with contextlib.ExitStack() as ends:
-        packed: Any = ends.enter_context(gzip.GzipFile("", "wb", 1, hashed, mtime=0))  # type: ignore[call-overload]
+        packed: Any = ends.enter_context(gzip.GzipFile("", "wb", 1, hashed, mtime=0))
         archive = ends.enter_context(tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT))
         for path, opened, found in _files(directory):
             content += found.st_size
