@@ -60,8 +60,8 @@ extends_documentation_fragment:
   - instinct.fleet.lease
 attributes:
   check_mode:
-    support: full
-    details: Names what would be packed or restored.
+    support: partial
+    details: Names what would be restored. What there will be to pack is not known before.
   diff_mode:
     support: none
   idempotent:
@@ -78,7 +78,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 actions:
-  description: What was packed or restored; in check mode what would be.
+  description: What was packed or restored; in check mode what would be restored.
   type: list
   elements: str
   returned: success

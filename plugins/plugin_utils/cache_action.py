@@ -58,7 +58,7 @@ class CacheAction(LeasedAction):
         found: dict[str, Any] = {"changed": False, "actions": [], "bundles": {}, "warnings": []}
         most, records = self._limit(facts, limit), CacheRecords()
         firsts = {item["cache_key"]: item for item in reversed(keyed(servers))}
-        for key, instance in firsts.items() if most else ():
+        for key, instance in firsts.items() if most and not self._task.check_mode else ():
             try:
                 with records.claimed(key) as mine:
                     own = self._packed(key, instance, most, facts, records) if mine else {}
@@ -75,8 +75,7 @@ class CacheAction(LeasedAction):
     def _packed(
         self, key: str, instance: dict[str, str], limit: int, facts: dict[str, Any], records: CacheRecords
     ) -> dict[str, Any]:
-        check = self._task.check_mode
-        export = None if check else self._temporary()
+        export = self._temporary()
         args = {
             "state": "packed",
             "instances": [instance],
@@ -86,7 +85,7 @@ class CacheAction(LeasedAction):
         }
         own = self._cache_call(args, facts)
         record = (own.get("bundles") or {}).get(key)
-        if not record or check:
+        if not record:
             return own
         received = None
         if record["files"]:

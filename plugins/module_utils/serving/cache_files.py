@@ -143,17 +143,19 @@ def _opened(directory: str, path: str, make: bool = False) -> Iterator[int | Non
             os.close(descriptor)
 
 
-def unpack(source: str, directory: str) -> int:
-    """Write an archive's files below a cache directory; return how many were not there before.
-
-    Raise NodeError, before anything is written, for an archive that pack() did not write.
-    """
-    with tarfile.open(source, "r:gz") as archive:
+def check_archive(source: str) -> None:
+    """Raise NodeError for an archive that pack() did not write."""
+    with tarfile.open(source, "r|gz") as archive:
         for item in archive:
             _check(item)
+
+
+def unpack(source: str, directory: str) -> int:
+    """Write a checked archive's files below a cache directory; return how many were not there before."""
     written = 0
     with tarfile.open(source, "r|gz") as archive:
         for item in archive:
+            _check(item)
             content = archive.extractfile(item)
             if content is not None:
                 written += _write(directory, item, content)

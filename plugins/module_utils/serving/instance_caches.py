@@ -15,6 +15,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,12 +26,14 @@ from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..store.blobs import Store, WrongContent, hash_file
 from ..store.manifest import ManifestFile, manifest_of
-from .cache_files import pack, unpack
+from .cache_files import check_archive, pack, unpack
 
 MARKER = "warm.json"
 """In the cache directory: the key of what is there. Whoever deletes the caches deletes it too."""
 KEY = re.compile(r"[0-9a-f]{32}")
 PREFIX = "caches "
+THREADS = 8  # instances that are restored at once
+BROKEN = (NodeError, OSError, tarfile.TarError, EOFError, zlib.error)
 _HEADROOM = 2**30
 _MARKER_BYTES = 4096
 
@@ -117,10 +120,7 @@ def pack_caches(
     store = store or Store()
     result: dict[str, Any] = {"changed": False, "actions": [], "bundles": {}, "warnings": []}
     for instance in {item.key: item for item in reversed(instances)}.values():
-        action = f"pack {instance.directory}"
-        if check:
-            result["actions"].append(action)
-            result["changed"] = True
+        if check:  # nobody knows yet what there will be
             continue
         try:
             found = _pack(instance, limit, export, store)
@@ -131,7 +131,9 @@ def pack_caches(
             continue
         result["bundles"][instance.key] = found
         if found["files"]:
-            result["actions"].append(f"{action} ({found['files']} files, {sized(found['bytes'])})")
+            result["actions"].append(
+                f"pack {instance.directory} ({found['files']} files, {sized(found['bytes'])})"
+            )
             result["changed"] = True
     return result
 
@@ -176,38 +178,51 @@ def restore_caches(
         "missing": [],
         "warnings": [],
     }
-    for instance in instances:
-        bundle = bundles.get(instance.key)
-        if bundle is None or warm_key(instance.directory) == instance.key:
-            continue
+    lacking = [item for item in instances if item.key in bundles and warm_key(item.directory) != item.key]
+    fetched: dict[str, bool | str] = {}
+    for key in dict.fromkeys(item.key for item in lacking):
         try:
-            if not _fetched(instance.key, bundle, files, check, store):
-                if bundle.sha256 not in result["missing"]:
-                    result["missing"].append(bundle.sha256)
-                continue
-            count = 0 if check else _restore(instance, bundle, store)
-        except (NodeError, OSError, tarfile.TarError, EOFError, zlib.error) as error:
-            result["warnings"].append(f"{instance.name} starts cold: its caches cannot be restored: {error}.")
-            continue
-        what = "" if check else f" ({count} files)"
-        result["actions"].append(f"restore {instance.directory} from {bundle.sha256[:12]}{what}")
-        result["warm"].append(instance.name)
-        result["changed"] = True
+            fetched[key] = _fetched(key, bundles[key], files, check, store)
+        except BROKEN as error:
+            fetched[key] = str(error)
+    result["missing"] = sorted({bundles[key].sha256 for key, there in fetched.items() if there is False})
+    todo = [item for item in lacking if fetched[item.key] is True]
+
+    def restore(instance: CachedInstance) -> int | str:
+        try:
+            return 0 if check else _restore(instance, bundles[instance.key], store)
+        except BROKEN as error:
+            return str(error)
+
+    with ThreadPoolExecutor(max(1, min(THREADS, len(todo)))) as pool:
+        ends = dict(zip(todo, pool.map(restore, todo)))
+    for item in lacking:
+        end = ends.get(item, fetched[item.key])
+        if isinstance(end, str):
+            result["warnings"].append(f"{item.name} starts cold: its caches cannot be restored: {end}.")
+        elif item in ends:
+            result["actions"].append(f"restore {item.directory} from {bundles[item.key].sha256[:12]}")
+            result["warm"].append(item.name)
+            result["changed"] = True
     return result
 
 
 def _fetched(key: str, bundle: CacheBundle, files: Mapping[str, str], check: bool, store: Store) -> bool:
-    """Whether the bundle is in the store, with the right content; take what was sent here."""
+    """Whether the bundle is in the store, with the right content; take what was sent here, which check mode assumes."""
+    if check:
+        return True
     if store.has(bundle.sha256, bundle.bytes):
         if hash_file(store.path(bundle.sha256)) == bundle.sha256:
+            check_archive(store.path(bundle.sha256))
             return True
         store.remove(bundle.sha256)
-    if bundle.sha256 not in files or check:
+    if bundle.sha256 not in files:
         return False
     try:
         store.add(files[bundle.sha256], bundle.sha256, bundle.bytes)
     except WrongContent as error:
         raise NodeError(f"what arrived here is not what was recorded: {error}") from error
+    check_archive(store.path(bundle.sha256))
     _record(store, key, bundle.sha256, bundle.bytes)
     return True
 

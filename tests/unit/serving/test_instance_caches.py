@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -222,8 +223,16 @@ def test_an_archive_that_it_did_not_write_leaves_nothing(
     source.write_bytes(evil(change))
     (tmp_path / "target").mkdir()
     with pytest.raises(NodeError, match="is no file of a cache"):
+        cache_files.check_archive(str(source))
+    with pytest.raises(NodeError, match="is no file of a cache"):
         cache_files.unpack(str(source), str(tmp_path / "target"))
-    assert list((tmp_path / "target").iterdir()) == []
+    assert {path.name for path in (tmp_path / "target").rglob("*") if path.is_file()} == {"model"}
+    # Who restores checks all of it first.
+    sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
+    bundle = {KEY: CacheBundle(sha256, source.stat().st_size, 4)}
+    result = restored(node, bundle, **{sha256: str(source)})
+    assert (result["warm"], node.files("llama-1")) == ([], {})
+    assert "is no file of a cache" in result["warnings"][0]
 
 
 def test_modes_do_not_include_setuid(node: Node, tmp_path: Path) -> None:
@@ -251,10 +260,12 @@ def test_an_instance_that_compiled_nothing_has_nothing_to_give(node: Node) -> No
 def test_check_mode_changes_nothing(node: Node) -> None:
     node.write("llama-0", GRAPH)
     found = pack_caches([CachedInstance("llama-0", KEY)], LIMIT, "", True, node.store)
-    assert (found["changed"], node.store.blobs()) == (True, [])
+    assert (found["changed"], found["actions"], node.store.blobs()) == (False, [], [])
     bundles = bundle_of(packed(node))
     result = restore_caches([CachedInstance("llama-1", KEY)], bundles, {}, True, node.store)
     assert (result["changed"], result["warm"], node.files("llama-1")) == (True, ["llama-1"], {})
+    done = restored(node, bundles)
+    assert (done["actions"], done["changed"]) == (result["actions"], True)  # the run does what was predicted
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", json.dumps({"key": "../x"}), "x" * 9000])
