@@ -29,7 +29,9 @@ import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import HostInput, build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import ImageStep, ModelStep
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.transfers import by_host, plan_transfers
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import fit
 
 from tests import ROOT
@@ -42,6 +44,7 @@ ROUNDS = 7
 TARGETS = {
     "planning": 1.0,  # CPU seconds for 1,000 hosts; 0.4 on a quiet machine
     "planning-growth": 1.3,  # an instance of 1,000 hosts, as a ratio to one of 100: all is linear
+    "transfers": 1.0,  # CPU seconds more for 1,000 hosts that lack an image and a model of 170 files
     "fit": 15.0,  # fit() of a model, as a ratio to reading and writing the JSON of a node's state
     "audit": 2.2,  # it reads more of each host than a ping; two cores run ten of them
     "status": 3.0,  # a second goes by between its two looks at /metrics
@@ -200,6 +203,50 @@ def plan_scale(judge: Judge) -> None:
     print(f" at most {judge.holds('planning-growth', growth):g}\n")
 
 
+def transferring(hosts: int = SIZES[-1], files: int = 170) -> float:
+    """CPU seconds of planning what so many hosts pass on of an image and a model, as JSON; the best of three."""
+    known = plan_world.fleet(
+        {f"n{number}": plan_world.state() for number in range(hosts)},
+        [],
+        own={
+            f"n{number}": {"ansible_host": f"10.0.{number // 250}.{number % 250}"} for number in range(hosts)
+        },
+    )
+    image = ImageStep(
+        "lab/vllm:1", f"lab/vllm@{plan_world.DIGEST}", plan_world.DIGEST, 2**34, "docker.io", None
+    )
+    shards = {f"model-{number:05d}.safetensors": 2**32 + number for number in range(files)}
+    hashes = {name: f"sha256:{number:064x}" for number, name in enumerate(shards)}
+
+    def model() -> ModelStep:
+        given = ("lab/huge", "main", plan_world.COMMIT, "/var/lib/instinct-fleet/hf", "")
+        return ModelStep(*given, dict(shards), (), (), "lab/vllm:1", hashes)
+
+    steps = [(host, (image,), (model(),)) for host in known.hosts]
+
+    def once() -> float:
+        start = time.process_time()
+        found, _unused = plan_transfers(steps, known.hosts)
+        parts = by_host(found)
+        text = json.dumps([item.to_json() for item in found])
+        seconds = time.process_time() - start
+        assert len(found) == 2
+        assert len(parts) == hosts
+        assert text
+        return seconds
+
+    return min(once() for _ in range(3))
+
+
+def transfers(judge: Judge) -> None:
+    """Print what planning of transfers costs."""
+    seconds = transferring()
+    target = judge.holds("transfers", seconds, f" of {SIZES[-1]} hosts")
+    print(
+        f"Transfers of {SIZES[-1]} hosts, an image and 170 files: {seconds:.3f} s more, at most {target:g} s\n"
+    )
+
+
 def cpu_seconds(work: Callable[[], object]) -> float:
     """What one call takes; the best of five times ten."""
 
@@ -228,6 +275,7 @@ def fitting(judge: Judge) -> None:
 
 def plans(judge: Judge) -> None:
     plan_scale(judge)
+    transfers(judge)
     fitting(judge)
 
 

@@ -108,7 +108,7 @@ class ActionModule(ControllerAction):
         endpoint = load_endpoint(balancers, groups.get(GROUP, ()), base, policy, files)
         key = endpoint.assets.instance_key if endpoint else NO_KEY
         factory = InstanceFactory(knowledge, lock, load_renderer(), models, key)
-        plan = news = plan_fleet(checked, factory, endpoint)
+        plan = news = plan_fleet(checked, factory, endpoint, again)
         if again is not None:
             news = restrict_to(plan, again)
         else:

@@ -65,6 +65,13 @@ options:
     description: C(HF_HOME) on the node; snapshots are below its C(hub) directory.
     type: path
     default: /var/lib/instinct-fleet/hf
+  store:
+    description:
+      - The node's content store. If it has all files, as after M(instinct.fleet.blob_swarm), they are linked from
+        there, and hashed; neither the hub nor O(image) is needed then.
+      - A file that is wrong there is removed, and downloaded.
+    type: path
+    default: /var/lib/instinct-fleet/store
   endpoint:
     description: A mirror of the hub, as C(HF_ENDPOINT).
     type: str
@@ -183,6 +190,7 @@ def argument_spec():
         "include": {"type": "list", "elements": "str", "default": []},
         "exclude": {"type": "list", "elements": "str", "default": []},
         "cache_dir": {"type": "path", "default": paths.HF_CACHE},
+        "store": {"type": "path", "default": paths.STORE},
         "endpoint": {"type": "str"},
         "token": {"type": "str", "no_log": True},
         "proxy": {

@@ -196,6 +196,14 @@ node_state:
       type: list
       elements: dict
       sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, bytes: 1}]
+    stored:
+      description: Images and models that the content store has complete, for other nodes.
+      type: list
+      elements: str
+      sample: ["image sha256:8f1c"]
+    libtorrent:
+      description: Whether the engine that moves them between nodes is installed.
+      type: bool
     instances:
       description:
         - Containers of instances. C(spec_hash) is the hash of the files from which the container was created,
@@ -1264,6 +1272,22 @@ def network_devices(source: Source) -> dict[str, str]:
     return found
 
 
+def read_store(source: Source, data_dir: str) -> list[str]:
+    """Return the names of what the content store has complete: a manifest is there only as long as its blobs are."""
+    directory = os.path.join(data_dir, "store", "manifests")
+    found = []
+    for name in listing(directory):
+        if not name.endswith(".json"):
+            continue
+        path = os.path.join(directory, name)
+        try:
+            with open(path, encoding="utf-8") as file:
+                found.append(str(json.load(file)["name"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            source.problem(path, f"broken manifest: {type(error).__name__}: {error}")
+    return sorted(found)
+
+
 def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:
     """Return the space for each path, on the file system of its nearest existing parent."""
     found = []
@@ -1391,6 +1415,8 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["rdma"] = part("rdma", [], read_rdma, source)
     state["verbs"] = any(name.startswith("uverbs") for name in source.names("/dev/infiniband"))
     state["models"], state["fetching"] = part("models", ([], []), read_models, source, cache_dirs)
+    state["stored"] = part("content store", [], read_store, source, args["data_dir"])
+    state["libtorrent"] = source.exists("/var/lib/dpkg/info/python3-libtorrent.list")
     images, containers = read_docker(docker, requests) if requests else ([], [])
     state["docker"] = docker
     state["git"] = source.exists("/usr/bin/git") or source.exists("/usr/local/bin/git")

@@ -82,6 +82,17 @@ options:
   ca_file:
     description: A file of the node with the CAs that C(git) trusts, in PEM form.
     type: path
+  store:
+    description:
+      - The node's content store. If it has the whole image, as after M(instinct.fleet.blob_swarm), the engine gets the
+        layers from there, and of the registry only the manifest; the engine checks each layer.
+      - Blobs that are wrong there are named and removed, and the image is pulled from its registry.
+    type: path
+    default: /var/lib/instinct-fleet/store
+  keep_blobs:
+    description: Keep the compressed image in O(store) after the pull, for nodes that need it later.
+    type: bool
+    default: false
   timeout:
     description:
       - Seconds that a build may take, and seconds to wait for another run of this module on the node.
@@ -188,6 +199,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.images impor
     converge_pull,
     parse_pull,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.store.engine_pull import stored_image
 
 
 def argument_spec():
@@ -214,6 +226,8 @@ def argument_spec():
             "options": {name: {"type": "str"} for name in proxies.NAMES},
         },
         "ca_file": {"type": "path"},
+        "store": {"type": "path", "default": paths.STORE},
+        "keep_blobs": {"type": "bool", "default": False},
         "timeout": {"type": "int", "default": 14400},
         "program": {"type": "str", "default": ""},
         "docker_socket": {"type": "path", "default": SOCKET},
@@ -243,7 +257,8 @@ def work(params, check):
         params["registry_password"],
     )
     with nullcontext() if check else run_lock("vllm_image", params["timeout"]):
-        return converge_pull(client, want, check, params["program"])
+        near = stored_image(params["store"], want, params["keep_blobs"])
+        return converge_pull(client, want, check, params["program"], near)
 
 
 def main():

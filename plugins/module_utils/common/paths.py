@@ -6,12 +6,11 @@ from __future__ import annotations
 STATE_DIR = "/etc/instinct-fleet"
 DATA_DIR = "/var/lib/instinct-fleet"
 HF_CACHE = DATA_DIR + "/hf"
-# Blobs by their hash: what is moved between nodes.
 STORE = DATA_DIR + "/store"
 # The journal of a partition change in progress, which node_state reads.
 PARTITION_JOURNAL = DATA_DIR + "/partition.json"
 KEYS_DIR = STATE_DIR + "/keys"
-# The boot unit's record and program, in a directory of root's.
+# The boot unit's record and program, in root's directory.
 PARTITION_RECORD = DATA_DIR + "/partition/modes.json"
 PARTITION_PROGRAM = DATA_DIR + "/partition/restore.pyz"
 BALANCER_DIR = STATE_DIR + "/balancer"

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..common.disk_space import free_bytes, sized
 from ..common.image_ref import ImageRef, ImageSoftware, parse_ref
@@ -40,6 +41,17 @@ class ImagePull:
         return f"{self.ref.repository}:{self.ref.tag}" if self.ref is not None and self.ref.tag else ""
 
 
+class NearLayers(Protocol):
+    """An image's layers at a place that is nearer than its registry."""
+
+    @property
+    def action(self) -> str:
+        """Return what is done before the pull by name."""
+
+    def loaded(self, client: DockerClient) -> AbstractContextManager[list[str]]:
+        """Have the layers in the engine during a block in which the image is pulled by name; give warnings."""
+
+
 def parse_pull(
     pull: str, ref: str | None, size: int | None, username: str | None, password: str | None
 ) -> ImagePull:
@@ -61,14 +73,18 @@ def parse_pull(
     return ImagePull(reference, parse_ref(ref) if ref else None, size, auth)
 
 
-def converge_pull(client: DockerClient, want: ImagePull, check: bool, program: str) -> dict[str, Any]:
+def converge_pull(
+    client: DockerClient, want: ImagePull, check: bool, program: str, near: NearLayers | None = None
+) -> dict[str, Any]:
     """Pull one image by digest, tag it, read it back, and probe its software."""
     image = image_api.image(client, want.pulled)
     named = image_api.image(client, want.name) if want.name else None
     software = cached_software(image["Id"]) if image else None
     before = {"pulled": image is not None, "tag": (named or {}).get("Id"), "vllm": _vllm(software)}
     actions = []
+    warnings: list[str] = []
     if image is None:
+        actions += [near.action] if near else []
         actions.append(f"POST /images/create?fromImage={want.pull.repository}&tag={want.pull.digest}")
     if want.name and (image is None or named is None or named["Id"] != image["Id"]):
         actions.append(f"POST /images/{want.pulled}/tag?repo={_repo_of(want)}&tag={_tag_of(want)}")
@@ -78,7 +94,8 @@ def converge_pull(client: DockerClient, want: ImagePull, check: bool, program: s
         check_disk(client, want)
     if not check:
         if image is None:
-            _pull(client, want)
+            with near.loaded(client) if near else nullcontext(warnings) as warnings:
+                _pull(client, want)
             image = _read_back(client, want)
         if want.name and (named is None or named["Id"] != image["Id"]):
             image_api.tag(client, want.pulled, _repo_of(want), _tag_of(want))
@@ -94,7 +111,7 @@ def converge_pull(client: DockerClient, want: ImagePull, check: bool, program: s
         "image_id": after_id,
         "digest": want.pull.digest,
         "bytes": (image or {}).get("Size"),
-        **_describe_software(want.pulled, software),
+        **_describe_software(want.pulled, software, warnings),
         "diff": _diff(want.pulled, before, after),
     }
 
@@ -158,10 +175,12 @@ def _vllm(software: ImageSoftware | None) -> str | None:
     return (software.vllm or "none") if software else None
 
 
-def _describe_software(name: str, software: ImageSoftware | None) -> dict[str, Any]:
+def _describe_software(
+    name: str, software: ImageSoftware | None, warnings: Iterable[str] = ()
+) -> dict[str, Any]:
     return {
         "software": software.to_json() if software else None,
-        "warnings": [no_answer(name)] if software and not software.vllm else [],
+        "warnings": [*warnings, *([no_answer(name)] if software and not software.vllm else [])],
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 IMAGE, WEIGHTS = "image", "weights"
 CACHE, BENCH, DATASET = "cache", "bench", "dataset"  # also the names of their directories
-BUNDLE = "bundle"
+STORED = "stored"
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,37 @@ class FoundWeights:
 
 
 @dataclass(frozen=True)
-class FoundThings:
-    """What is on a node. caches, benches, datasets: bytes of directories by instance, measurement, and content.
+class FoundBlobs:
+    """Blobs of the content store: of a manifest, or of none.
 
-    bundles: bytes of packed caches, by key. warm: the key of an instance's caches.
+    name: what they are, as common/transfer_names.py forms it. bytes: of those that nothing else has.
     """
+
+    id: str
+    name: str
+    bytes: int
+
+    def needed(self, roots: Roots) -> bool:
+        """Return whether something refers to the image or model, so that other nodes may want it from here."""
+        kind, _unused, rest = self.name.partition(" ")
+        if kind == "image":
+            return any(name.endswith(f"@{rest}") for name in roots.images)
+        if kind == "caches":
+            return rest in roots.cache_keys
+        repo, _unused, commit = rest.partition(" ")[0].partition("@")
+        return (repo, commit) in roots.weights or commit in roots.commits or repo in roots.fetching
+
+
+@dataclass(frozen=True)
+class FoundThings:
+    """What is on a node. caches, benches, datasets: bytes of directories by instance, measurement, and content."""
 
     images: tuple[FoundImage, ...] = ()
     weights: tuple[FoundWeights, ...] = ()
     caches: Mapping[str, int] = field(default_factory=dict)
     benches: Mapping[str, int] = field(default_factory=dict)
     datasets: Mapping[str, int] = field(default_factory=dict)
-    bundles: Mapping[str, int] = field(default_factory=dict)
-    warm: Mapping[str, str] = field(default_factory=dict)
+    stored: tuple[FoundBlobs, ...] = ()
 
     @property
     def names(self) -> frozenset[tuple[str, str]]:
@@ -69,10 +87,10 @@ class FoundThings:
             [
                 *((IMAGE, item.id) for item in self.images),
                 *((WEIGHTS, item.name) for item in self.weights),
+                *((STORED, item.id) for item in self.stored),
                 *((CACHE, name) for name in self.caches),
                 *((BENCH, name) for name in self.benches),
                 *((DATASET, name) for name in self.datasets),
-                *((BUNDLE, name) for name in self.bundles),
             ]
         )
 
@@ -83,7 +101,8 @@ class Roots:
 
     images: names. weights: (repository, commit). commits: of any repository, as files of instances name them.
     fetching: repositories that a download works on. shared_caches: caches of weights that others' containers mount.
-    instances: names of instances that exist or that a kept generation has. measuring: a benchmark runs.
+    instances: names of instances that exist or that a kept generation has. cache_keys: of what their caches hold.
+    measuring: a benchmark runs.
     """
 
     images: frozenset[str] = frozenset()
@@ -92,6 +111,7 @@ class Roots:
     fetching: frozenset[str] = frozenset()
     shared_caches: frozenset[str] = frozenset()
     instances: frozenset[str] = frozenset()
+    cache_keys: frozenset[str] = frozenset()
     measuring: bool = False
 
 
@@ -107,7 +127,7 @@ class Leftover:
 
 def removals(found: FoundThings, roots: Roots) -> tuple[Leftover, ...]:
     """Return what nothing refers to, the largest of each kind first."""
-    order = (IMAGE, WEIGHTS, CACHE, BUNDLE, BENCH, DATASET)
+    order = (IMAGE, STORED, WEIGHTS, CACHE, BENCH, DATASET)
     return tuple(
         sorted(_removals(found, roots), key=lambda item: (order.index(item.kind), -item.bytes, item.target))
     )
@@ -121,13 +141,12 @@ def _removals(found: FoundThings, roots: Roots) -> Iterator[Leftover]:
         kept = (item.repo, item.commit) in roots.weights or item.commit in roots.commits
         if not kept and item.repo not in roots.fetching and item.cache_dir not in roots.shared_caches:
             yield Leftover(WEIGHTS, item.name, f"{item.repo}@{item.commit[:12]}", item.bytes)
+    for blobs in found.stored:
+        if not blobs.needed(roots):
+            yield Leftover(STORED, blobs.id, " ".join(blobs.name.split(" ")[:2]), blobs.bytes)
     for name, size in found.caches.items():
         if name not in roots.instances:
             yield Leftover(CACHE, name, name, size)
-    kept_keys = {key for name, key in found.warm.items() if name in roots.instances}
-    for key, size in found.bundles.items():
-        if key not in kept_keys:
-            yield Leftover(BUNDLE, key, f"of caches {key[:12]}", size)
     if not roots.measuring:
         for kind, directories in ((BENCH, found.benches), (DATASET, found.datasets)):
             for name, size in directories.items():

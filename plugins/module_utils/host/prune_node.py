@@ -8,7 +8,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -23,13 +24,13 @@ from ..docker.build import LABEL as BUILT
 from ..docker.client import Conflict, DockerClient, Json, NotFound, Query
 from ..observe.generations import read_generations
 from ..observe.source import Source, listing
-from ..serving.instance_caches import PREFIX, warm_key
+from ..serving.instance_caches import warm_key
 from ..store.blobs import Store
-from ..store.manifest import Manifest
 from .prune import (
-    BUNDLE,
     IMAGE,
+    STORED,
     WEIGHTS,
+    FoundBlobs,
     FoundImage,
     FoundThings,
     FoundWeights,
@@ -40,8 +41,9 @@ from .prune import (
 
 OURS = "instinct-fleet."  # every label of the toolkit begins so
 FETCH, MEASURE = OURS + "fetch", OURS + "bench"
-LOCKS = ("vllm_image", "hf_model", "vllm_bench")  # modules that make what is removed here
+LOCKS = ("vllm_image", "hf_model", "blob_fetch", "vllm_bench")  # modules that make what is removed here
 LOCK_SECONDS = 30
+LOOSE = "loose"  # the id of blobs of no manifest
 
 _COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 
@@ -53,6 +55,11 @@ class PrunePaths:
     caches: tuple[str, ...] = (paths.HF_CACHE,)
     state_dir: str = paths.STATE_DIR
     data_dir: str = paths.DATA_DIR
+
+    @property
+    def store(self) -> Store:
+        """Return the content store."""
+        return Store(f"{self.data_dir}/store")
 
 
 def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -> dict[str, Any]:
@@ -97,20 +104,11 @@ def _found(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -
     return FoundThings(
         images=tuple(_image(node, item, used) for item in client.json("GET", "/images/json")),
         weights=tuple(item for cache_dir in node.caches for item in _weights(cache_dir)),
+        stored=tuple(_stored(node.store)),
         caches=_sizes(f"{node.data_dir}/cache"),
         benches=_sizes(f"{node.data_dir}/bench"),
         datasets=_sizes(f"{node.data_dir}/dataset"),
-        bundles={item.name[len(PREFIX) :]: item.bytes for item in _bundles(node)},
-        warm={name: warm_key(f"{node.data_dir}/cache/{name}") for name in listing(f"{node.data_dir}/cache")},
     )
-
-
-def _bundles(node: PrunePaths) -> list[Manifest]:
-    return [item for item in _store(node).manifests() if item.name.startswith(PREFIX)]
-
-
-def _store(node: PrunePaths) -> Store:
-    return Store(f"{node.data_dir}/store")
 
 
 def _image(node: PrunePaths, item: Json, used: set[str]) -> FoundImage:
@@ -154,6 +152,37 @@ def _blobs(top: str, commit: str) -> Iterator[str]:
             yield os.path.realpath(os.path.join(directory, name))
 
 
+def _stored(store: Store) -> Iterator[FoundBlobs]:
+    """Yield what the content store has by manifest; and what no manifest has, unless something is being received."""
+    manifests = store.manifests()
+    users = Counter(sha256 for item in manifests for sha256 in item.blobs)
+    for item in manifests:
+        yield FoundBlobs(
+            item.id, item.name, _own_bytes(store, [name for name in item.blobs if users[name] == 1])
+        )
+    loose = [name for name in store.blobs() if name not in users]
+    if loose and not listing(f"{store.root}/incoming"):
+        yield FoundBlobs(LOOSE, "blobs-of-no-manifest", _own_bytes(store, loose))
+
+
+def _own_bytes(store: Store, names: Iterable[str]) -> int:
+    """Return the size of blobs that are in no cache of weights besides."""
+    stats = [os.stat(store.path(name)) for name in names if store.size(name) is not None]
+    return sum(found.st_size for found in stats if found.st_nlink == 1)
+
+
+def _remove_stored(store: Store, name: str) -> None:
+    manifests = store.manifests()
+    for item in manifests:
+        if item.id == name:
+            store.drop(item)
+    if name == LOOSE:
+        used = {sha256 for item in manifests for sha256 in item.blobs}
+        for sha256 in store.blobs():
+            if sha256 not in used:
+                store.remove(sha256)
+
+
 def _sizes(directory: str) -> dict[str, int]:
     return {
         name: _size(f"{directory}/{name}")
@@ -179,6 +208,14 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
     alive = [labels for labels, item in zip(labelled, containers) if item.get("State") == "running"]
     texts = "".join(_instance_texts(f"{node.state_dir}/instances"))
     named = {str(name).lstrip("/") for item in containers for name in item.get("Names") or ()}
+    instances = frozenset(
+        [
+            *(member["name"] for item in generations for member in item["members"]),
+            *listing(f"{node.state_dir}/instances"),
+            *(name[len("instinct-") :] for name in named if name.startswith("instinct-")),
+            *(labels[OURS + "instance"] for labels in labelled if OURS + "instance" in labels),
+        ]
+    )
     return Roots(
         images=kept.images | {str(item["image"]) for item in generations},
         weights=kept.weights
@@ -186,14 +223,8 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
         commits=frozenset(_COMMIT.findall(texts)),
         fetching=frozenset(_downloads(client, containers)),
         shared_caches=frozenset(cache for cache in node.caches if _mounted_by_others(cache, containers)),
-        instances=frozenset(
-            [
-                *(member["name"] for item in generations for member in item["members"]),
-                *listing(f"{node.state_dir}/instances"),
-                *(name[len("instinct-") :] for name in named if name.startswith("instinct-")),
-                *(labels[OURS + "instance"] for labels in labelled if OURS + "instance" in labels),
-            ]
-        ),
+        instances=instances,
+        cache_keys=frozenset(warm_key(f"{node.data_dir}/cache/{name}") for name in instances) - {""},
         measuring=any(MEASURE in labels for labels in alive),
     )
 
@@ -241,13 +272,11 @@ def _mounted_by_others(cache: str, containers: Sequence[Json]) -> bool:
 def _remove(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
     if item.kind == IMAGE:
         _remove_image(client, node, item)
+    elif item.kind == STORED:
+        _remove_stored(node.store, item.name)
     elif item.kind == WEIGHTS:
         cache_dir, repo, commit = item.name.split("|")
         _remove_weights(f"{cache_dir}/hub/models--{repo.replace('/', '--')}", commit)
-    elif item.kind == BUNDLE:
-        for manifest in _bundles(node):
-            if manifest.name == PREFIX + item.name:
-                _store(node).drop(manifest)
     else:
         shutil.rmtree(f"{node.data_dir}/{item.kind}/{item.name}")
 

@@ -18,7 +18,7 @@ from .instances import read_instance_key, read_instances
 from .lease import read_run
 from .network import read_interfaces, read_rdma
 from .source import Source, pairs
-from .storage import read_disk, read_models
+from .storage import read_disk, read_models, read_store
 from .sysctl_files import read_numa_balancing
 
 TYPE_CHECKING = False
@@ -82,6 +82,8 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["rdma"] = part("rdma", [], read_rdma, source)
     state["verbs"] = any(name.startswith("uverbs") for name in source.names("/dev/infiniband"))
     state["models"], state["fetching"] = part("models", ([], []), read_models, source, cache_dirs)
+    state["stored"] = part("content store", [], read_store, source, args["data_dir"])
+    state["libtorrent"] = source.exists("/var/lib/dpkg/info/python3-libtorrent.list")
     images, containers = read_docker(docker, requests) if requests else ([], [])
     state["docker"] = docker
     state["git"] = source.exists("/usr/bin/git") or source.exists("/usr/local/bin/git")

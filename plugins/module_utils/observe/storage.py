@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in the caches, and space on the disks."""
+"""Weights in the caches, what the content store has for other nodes, and space on the disks."""
 
 from __future__ import annotations
 
@@ -94,6 +94,22 @@ def network_devices(source: Source) -> dict[str, str]:
         if kind in NETWORK:
             found[words.split()[2]] = kind
     return found
+
+
+def read_store(source: Source, data_dir: str) -> list[str]:
+    """Return the names of what the content store has complete: a manifest is there only as long as its blobs are."""
+    directory = os.path.join(data_dir, "store", "manifests")
+    found = []
+    for name in listing(directory):
+        if not name.endswith(".json"):
+            continue
+        path = os.path.join(directory, name)
+        try:
+            with open(path, encoding="utf-8") as file:
+                found.append(str(json.load(file)["name"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            source.problem(path, f"broken manifest: {type(error).__name__}: {error}")
+    return sorted(found)
 
 
 def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:

@@ -194,6 +194,14 @@ node_state:
       type: list
       elements: dict
       sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, bytes: 1}]
+    stored:
+      description: Images and models that the content store has complete, for other nodes.
+      type: list
+      elements: str
+      sample: ["image sha256:8f1c"]
+    libtorrent:
+      description: Whether the engine that moves them between nodes is installed.
+      type: bool
     instances:
       description:
         - Containers of instances. C(spec_hash) is the hash of the files from which the container was created,

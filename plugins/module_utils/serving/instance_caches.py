@@ -24,6 +24,7 @@ from ..common.disk_space import free_bytes, sized
 from ..common.files import make_private, write_atomic
 from ..common.module_main import NodeError
 from ..common.names import NAME
+from ..common.transfer_names import caches_name
 from ..store.blobs import Store, WrongContent, hash_file
 from ..store.manifest import ManifestFile, manifest_of
 from .cache_files import check_archive, pack, unpack
@@ -107,7 +108,7 @@ def _mark(instance: CachedInstance, sha256: str) -> None:
 
 
 def _record(store: Store, key: str, sha256: str, size: int) -> None:
-    store.record(manifest_of(PREFIX + key, [ManifestFile("caches.tar.gz", size, sha256)]))
+    store.record(manifest_of(caches_name(key), [ManifestFile("caches.tar.gz", size, sha256)]))
 
 
 # ---- packing -----------------------------------------------------------------------------------------

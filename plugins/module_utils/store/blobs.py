@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from ..common import paths
 from ..common.abandoned import leave_if_abandoned
+from ..common.disk_space import existing_parent
 from ..common.files import read_text, sync_directory, write_atomic
 from ..common.module_main import NodeError
 from .manifest import HEX, Manifest, parse_manifest
@@ -60,6 +61,10 @@ class Store:
         """Return the path of a complete manifest."""
         return os.path.join(self.root, "manifests", f"{manifest_id}.json")
 
+    def beside(self, path: str) -> bool:
+        """Return whether a path is on the store's file system, so that files can have a name in both."""
+        return os.stat(existing_parent(path)).st_dev == os.stat(existing_parent(self.root)).st_dev
+
     # ---- reading -----------------------------------------------------------------------------------------
 
     def size(self, sha256: str) -> int | None:
@@ -78,11 +83,15 @@ class Store:
         return {sha256: size for sha256, size in manifest.blobs.items() if not self.has(sha256, size)}
 
     def manifests(self) -> list[Manifest]:
-        """Return the complete manifests."""
+        """Return the complete manifests; one whose content is not that of its id does not count as there."""
         found = []
         for name in sorted(_listing(os.path.join(self.root, "manifests"))):
-            if name.endswith(".json") and HEX.fullmatch(name[: -len(".json")]):
-                found.append(self._read(os.path.join(self.root, "manifests", name)))
+            with contextlib.suppress(ValueError, NodeError):
+                manifest = parse_manifest(
+                    json.loads(read_text(os.path.join(self.root, "manifests", name)) or "")
+                )
+                if f"{manifest.id}.json" == name:
+                    found.append(manifest)
         return found
 
     def manifest(self, name: str) -> Manifest | None:
@@ -97,17 +106,17 @@ class Store:
 
     # ---- adding ------------------------------------------------------------------------------------------
 
-    def add(self, source: str, sha256: str, size: int, move: bool = False) -> None:
+    def add(self, source: str, sha256: str, size: int, move: bool = False, hashed: bool = False) -> None:
         """Take a file: as a hard link, or as a copy from another file system; with `move` the source is gone after.
 
-        It is hashed first. Raise WrongContent if it is not what its hash says.
+        It is hashed first, unless the caller has just done so. Raise WrongContent if it is not what its hash says.
         """
         if not self.has(sha256, size):
             self._prepare()
             temporary = os.path.join(self.root, "incoming", f"{sha256}.{os.getpid()}.{threading.get_ident()}")
             try:
-                _link_or_copy(source, temporary)
-                self._take(temporary, sha256, size, source)
+                linked = _link_or_copy(source, temporary)
+                self._take(temporary, sha256, size, source, hashed and linked)
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
@@ -161,12 +170,12 @@ class Store:
         for name in ("blobs/sha256", "incoming", "manifests"):
             os.makedirs(os.path.join(self.root, name), mode=0o755, exist_ok=True)
 
-    def _take(self, temporary: str, sha256: str, size: int, source: str) -> None:
+    def _take(self, temporary: str, sha256: str, size: int, source: str, hashed: bool = False) -> None:
         """Hash a file of incoming/, bring it to disk, and give it its name."""
-        found, length = os.stat(temporary).st_size, size
-        actual = hash_file(temporary) if found == length else ""
+        found = os.stat(temporary).st_size
+        actual = (sha256 if hashed else hash_file(temporary)) if found == size else ""
         if actual != sha256:
-            what = f"SHA-256 {actual}" if actual else f"{found} bytes instead of {length}"
+            what = f"SHA-256 {actual}" if actual else f"{found} bytes instead of {size}"
             raise WrongContent(f"{source} is not the blob sha256:{sha256}: it has {what}.")
         os.chmod(temporary, 0o644)
         os.replace(temporary, self.path(sha256))
@@ -201,14 +210,6 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.manifest_path(manifest.id))
             sync_directory(os.path.join(self.root, "manifests"))
-
-    def _read(self, path: str) -> Manifest:
-        try:
-            return parse_manifest(json.loads(read_text(path) or ""))
-        except (ValueError, NodeError) as error:
-            raise NodeError(
-                f"{path} is broken ({error}). Delete it: the blobs that it lists stay, and the next run checks them."
-            ) from error
 
 
 def hash_files(named: Mapping[str, str]) -> dict[str, str]:
@@ -264,13 +265,16 @@ def link_or_copy(source: str, target: str) -> None:
             os.unlink(temporary)
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def _link_or_copy(source: str, target: str) -> bool:
+    """Return whether it is a link: a copy may differ from what was read before."""
     try:
         os.link(os.path.realpath(source), target)
+        return True
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copyfile(source, target)
+        return False
 
 
 def _listing(directory: str) -> list[str]:

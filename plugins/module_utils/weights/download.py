@@ -22,7 +22,9 @@ from ..common.run_lock import run_lock
 from ..docker.client import DockerClient, DockerError, Json, NotFound
 from ..docker.containers import create_container, remove_container, wait_container
 from ..docker.logs import container_log
-from . import cache, verify
+from ..store.blobs import Store
+from ..store.manifest import Manifest
+from . import cache, from_store, verify
 from .cache import Snapshot
 from .download_errors import DownloadContext, explain, explain_start, parse_report
 
@@ -49,6 +51,7 @@ class DownloadRequest:
 
     program: the text of programs/download.py, which runs in the container. verify: hash files that were hashed before.
     proxy: variables of its environment. ca_file: a bundle on the node of the CAs that it trusts in place of its own.
+    store: the content store, whose files come before the hub's.
     """
 
     snapshot: Snapshot
@@ -61,6 +64,7 @@ class DownloadRequest:
     verify: bool = False
     proxy: Mapping[str, str] = field(default_factory=dict)
     ca_file: str = ""
+    store: Store = field(default_factory=Store)
 
     @property
     def container(self) -> str:
@@ -127,6 +131,7 @@ def fetch_of(params: Mapping[str, Any]) -> DownloadRequest:
         params["verify"],
         proxies.environment(params["proxy"]),
         proxies.check_ca_file(params["ca_file"]),
+        Store(params["store"]),
     )
 
 
@@ -151,7 +156,8 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     # Another download may be writing blobs of the same repository at the same time.
     rubbish = {} if _running(client) else cache.abandoned(snapshot)
     marked = cache.has_marker(snapshot)
-    changes = _rubbish_actions(rubbish) + planned_actions(fetch, found, container)
+    stored = from_store.stored(fetch.store, snapshot) if absent and container != RUNNING else None
+    changes = _rubbish_actions(rubbish) + planned_actions(fetch, found, container, stored)
     rehash = bool(absent) or container == RUNNING or not marked or fetch.verify
     actions = [*changes, *([f"verify {_amount(snapshot)} by their content"] if rehash else ())]
     if absent or not marked:
@@ -168,13 +174,20 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     }
     if absent and container != RUNNING:
         require_program(fetch.program)
-        check_disk(fetch, absent, sum(rubbish.values()))
+        if stored is None or not fetch.store.beside(snapshot.cache_dir):
+            check_disk(fetch, absent, sum(rubbish.values()))
     if check or not actions:
         return result
     started = time.monotonic()
     for path in rubbish:
         os.unlink(path)
     used = os.path.exists(snapshot.marker_path)
+    linked = from_store.NOTHING
+    if stored is not None:
+        cache.remove_marker(snapshot)
+        linked = from_store.link(fetch.store, snapshot, stored, absent)
+        found = cache.sizes(snapshot)
+        absent = cache.missing(snapshot, found)
     if absent and container != RUNNING:
         _start(client, fetch, found)
     if absent or container == RUNNING:
@@ -186,10 +199,23 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
         cache.write_ref(snapshot)
     cache.make_readable(snapshot)
     if rehash:
-        hashes = verify.check_content(snapshot, fetch.context.source, used)
-        if absent or not marked:
+        hashes = _check_content(fetch, linked, used)
+        if absent or stored or not marked:
             cache.write_marker(snapshot, hashes)
-    return {**result, "seconds": round(time.monotonic() - started, 1)}
+    warnings = [from_store.wrong_text(fetch.store, snapshot, linked.wrong)] if linked.wrong else []
+    return {**result, "seconds": round(time.monotonic() - started, 1), "warnings": warnings}
+
+
+def _check_content(fetch: DownloadRequest, linked: from_store.Linked, used: bool) -> dict[str, str]:
+    """Compare all files; what the store gave, and is not what the lock says, must not come from there again."""
+    source = f"{fetch.context.source} and {fetch.store.root}" if linked.hashes else fetch.context.source
+    try:
+        return verify.check_content(fetch.snapshot, source, used, linked.hashes)
+    except NodeError:
+        stored = fetch.store.manifest(from_store.manifest_name(fetch.snapshot)) if linked.hashes else None
+        if stored is not None:
+            fetch.store.drop(stored)
+        raise
 
 
 def _running(client: DockerClient) -> bool:
@@ -197,8 +223,13 @@ def _running(client: DockerClient) -> bool:
     return bool(client.json("GET", "/containers/json", {"filters": json.dumps({"label": [LABEL]})}))
 
 
-def planned_actions(fetch: DownloadRequest, found: Mapping[str, int | None], container: str) -> list[str]:
-    """Return what it takes to have every file, in order, the same in check mode. `container`: of _container()."""
+def planned_actions(
+    fetch: DownloadRequest, found: Mapping[str, int | None], container: str, stored: Manifest | None = None
+) -> list[str]:
+    """Return what it takes to have every file, in order, the same in check mode.
+
+    container: of _container(). stored: the store has the files.
+    """
     snapshot = fetch.snapshot
     absent = cache.missing(snapshot, found)
     actions: list[str] = []
@@ -210,12 +241,13 @@ def planned_actions(fetch: DownloadRequest, found: Mapping[str, int | None], con
         for name in cache.wrong(snapshot, found):
             path, expected = os.path.join(snapshot.path, name), snapshot.files[name]
             actions.append(f"remove {path} ({found[name]} bytes instead of {expected})")
-        size = sized(sum(snapshot.files[name] for name in absent))
-        actions += [
+        amount = f"{len(absent)} files, {sized(sum(snapshot.files[name] for name in absent))}"
+        create = (
             f"POST /containers/create?name={fetch.container} (download {snapshot.repo}@{snapshot.commit}, "
-            f"{len(absent)} files, {size}, into {snapshot.cache_dir})",
-            f"POST /containers/{fetch.container}/start",
-        ]
+            f"{amount}, into {snapshot.cache_dir})"
+        )
+        from_here = f"link {snapshot.repo}@{snapshot.commit} from {fetch.store.root} ({amount})"
+        actions += [from_here] if stored else [create, f"POST /containers/{fetch.container}/start"]
     if not cache.has_ref(snapshot):
         actions.append(f"write {snapshot.ref_path}")
     return actions

@@ -20,6 +20,8 @@ SHA256, GIT = "sha256", "git-sha1"
 THREADS = 8  # files read at once
 HASH = re.compile(rf"{SHA256}:[0-9a-f]{{64}}|{GIT}:[0-9a-f]{{40}}")
 
+NOT_HASHED: Mapping[str, str] = {}
+
 _LFS_BLOB = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 4 * 2**20
 _POLL_SECONDS = 1.0
@@ -55,13 +57,17 @@ def check_sizes(snapshot: Snapshot) -> None:
     )
 
 
-def check_content(snapshot: Snapshot, source: str, used: bool) -> dict[str, str]:
+def check_content(
+    snapshot: Snapshot, source: str, used: bool, known: Mapping[str, str] = NOT_HASHED
+) -> dict[str, str]:
     """Bring every file to disk, compare its content, and return the hashes; remove wrong files, and raise NodeError.
 
-    source: where the files came from. used: instances may have loaded them.
+    source: where the files came from. used: instances may have loaded them. known: hashes that were found just now.
     """
     expected = {name: expected_hash(snapshot, name) for name in snapshot.files}
-    found = _hash_files(snapshot, {name: text.partition(":")[0] or SHA256 for name, text in expected.items()})
+    kinds = {name: text.partition(":")[0] or SHA256 for name, text in expected.items()}
+    found = {name: text for name, text in known.items() if text.startswith(f"{kinds[name]}:")}
+    found |= hash_snapshot(snapshot, {name: kind for name, kind in kinds.items() if name not in found})
     _sync_directories(snapshot)
     wrong = [name for name, text in sorted(expected.items()) if text and found[name] != text]
     if not wrong:
@@ -92,7 +98,7 @@ def _wrong_content(
     return text
 
 
-def _hash_files(snapshot: Snapshot, kinds: Mapping[str, str]) -> dict[str, str]:
+def hash_snapshot(snapshot: Snapshot, kinds: Mapping[str, str]) -> dict[str, str]:
     """Return the hash of each file, of the given kind, read by several threads; large files first."""
     stop = threading.Event()
     names = sorted(kinds, key=lambda name: -snapshot.files[name])

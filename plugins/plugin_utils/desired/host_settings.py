@@ -29,10 +29,15 @@ VARIABLES = (
     "verify",
     "instinct_proxy",
     "instinct_ca_file",
+    "fetch_from",
+    "distribution_interface",
+    "distribution_port",
+    "distribution_rates",
     *ADDRESS,
 )
 
 
+RATES = ("uplink", "interface", "disk")
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 
 
@@ -50,7 +55,8 @@ class Registry:
 class HostSettings:
     """The validated variables of a host; compute, memory and numa_balancing are None to leave them unchanged.
 
-    clean: the driver may be reloaded to free VRAM that no process holds. verify: weights are hashed again.
+    clean: the driver may be reloaded to free VRAM that no process holds. verify: weights are hashed again. fetch_from:
+    auto, peers or origin. distribution_rates: of uplink and interface in Mb/s, of the disk in MB/s, where declared.
     """
 
     endpoint: str
@@ -64,6 +70,10 @@ class HostSettings:
     gpu_count: int
     clean: bool
     verify: bool
+    fetch_from: str = "auto"
+    distribution_interface: str = ""
+    distribution_port: int = 29870
+    distribution_rates: tuple[tuple[str, int], ...] = ()
 
 
 def parse_settings(
@@ -86,6 +96,12 @@ def parse_settings(
         gpu_count=count,
         clean=own.boolean("gpu_clean"),
         verify=own.boolean("verify"),
+        fetch_from=own.choice("fetch_from"),
+        distribution_interface=own.text(
+            "distribution_interface", r"[^\s/]{1,15}", "the name of an interface"
+        ),
+        distribution_port=own.integer("distribution_port", 1024, 65000),
+        distribution_rates=_rates(own),
     )
     return settings, tuple(own.check.problems)
 
@@ -123,6 +139,13 @@ def _check_way_out(own: HostVariables) -> None:
             )
     if own["instinct_ca_file"] != "":
         own.text("instinct_ca_file", r"/[^:\0]+", "an absolute path without : in it")
+
+
+def _rates(own: HostVariables) -> tuple[tuple[str, int], ...]:
+    path = ("distribution_rates",)
+    given = own.check.mapping(own["distribution_rates"], path, RATES)
+    found = {name: own.check.integer(value, (*path, name), 0, 1, 10_000_000) for name, value in given.items()}
+    return tuple((name, rate) for name, rate in sorted(found.items()) if rate)
 
 
 def _declared(check: Checker, value: Any, catalog: GpuCatalog) -> tuple[str | None, int]:

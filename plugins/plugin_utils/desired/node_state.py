@@ -232,6 +232,8 @@ class NodeState:
     hcas: tuple[Hca, ...] = ()
     verbs: bool = False  # programs can use the RDMA devices
     problems: tuple[ObservedProblem, ...] = ()
+    stored: frozenset[str] = frozenset()  # what the content store has, by the names of transfer_names.py
+    libtorrent: bool = False
     benchmarks: tuple[KeptRuns, ...] = field(default=(), compare=False)
 
     @classmethod
@@ -301,6 +303,8 @@ class NodeState:
             problems=tuple(
                 ObservedProblem(str(item["what"]), str(item["error"])) for item in state.get("problems") or ()
             ),
+            stored=frozenset(map(str, state.get("stored") or ())),
+            libtorrent=bool(state.get("libtorrent")),
             benchmarks=tuple(
                 KeptRuns(str(item["run"]), str(item["target"]), tuple(map(int, item["runs"])))
                 for item in state.get("benchmarks") or ()

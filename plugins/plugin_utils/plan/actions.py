@@ -37,6 +37,7 @@ class ImageStep:
     bytes: int | None
     registry: str
     build: Build | None
+    offered: bool = False  # other hosts get it from here
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments of the role vllm_image; pull and digest are null for an image that is built."""
@@ -47,6 +48,7 @@ class ImageStep:
             "bytes": self.bytes,
             "registry": self.registry,
             "build": self.build.to_json() if self.build else None,
+            **({"offered": True} if self.offered else {}),
         }
 
 
@@ -65,6 +67,7 @@ class ModelStep:
     image: str
     hashes: Mapping[str, str]
     present: bool = False
+    offered: bool = False  # other hosts get it from here
 
     @property
     def bytes(self) -> int:
@@ -82,6 +85,7 @@ class ModelStep:
             "files": dict(self.files),
             **({"hashes": dict(self.hashes)} if self.hashes else {}),
             **({"verify": True} if self.present else {}),
+            **({"offered": True} if self.offered else {}),
             "bytes": self.bytes,
             "exclude": list(self.exclude),
             "include": list(self.include),

@@ -31,7 +31,7 @@ def check_disk(
     by_device: dict[int, list[tuple[str, int, str]]] = {}
     disks: dict[int, Disk] = {}
     for path, amount, what in needs:
-        disk = _disk(host.state.disks, path)
+        disk = disk_of(host.state.disks, path)
         if disk is None:
             warnings.append(f"the free space of {path} is unknown; {what} needs {size(amount)} there")
             continue
@@ -70,7 +70,7 @@ def _partial(host: Host, model: ModelStep) -> int:
     )
 
 
-def _disk(disks: Iterable[Disk], path: str) -> Disk | None:
+def disk_of(disks: Iterable[Disk], path: str) -> Disk | None:
     """Return the entry for this path, or for the nearest directory above it."""
     above = [disk for disk in disks if path == disk.path or path.startswith(disk.path.rstrip("/") + "/")]
     return max(above, key=lambda disk: len(disk.path), default=None)

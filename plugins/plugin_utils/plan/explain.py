@@ -13,6 +13,7 @@ from .explain_deployments import group_deployments, shared_warnings
 from .explain_generations import kept_lines, stored_lines
 from .host_plan import FleetPlan, HostPlan
 from .text import WIDTH, gpus_text, numbered, wrapped
+from .transfers import transfer_lines
 
 TITLES = {
     "docker_engine": "install the Docker engine",
@@ -24,6 +25,7 @@ TITLES = {
     "gpu_clean": "clean",
     "instance_key": "key",
     "stop_server": "stop",
+    "transfer": "share",
     "image": "image",
     "model": "download",
     "verify_model": "verify",
@@ -50,6 +52,7 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
         lines += _balancer(balancer, full)
     groups = group_deployments(plan.hosts, full)
     once = shared_warnings(groups)
+    lines += transfer_lines(plan.transfers)
     for item in groups:
         lines += ["", *item.lines(full, once)]
     lines += stored_lines(plan, full)

@@ -19,10 +19,11 @@ from ..placement.layout import Layout
 from . import actions as steps
 from .actions import ImageStep, ModelStep, unique
 from .assumptions import Assumption
+from .transfers import Transfer
 
 SCHEMA = 1
 # What can take hours comes before what stops a running instance.
-ROLES = ("host_prep", "vllm_image", "hf_model", "instance_key", "gpu_partition", "vllm_serve")
+ROLES = ("host_prep", "distribution", "vllm_image", "hf_model", "instance_key", "gpu_partition", "vllm_serve")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class HostPlan:
 
     policies: instances that only get their restart policy back. untouched: instances that are neither started nor
     removed. records, bindings: for the node's store of generations. assumed: of a host that was not contacted.
+    transfers: names of those in which it takes part.
     """
 
     host: Host
@@ -52,6 +54,7 @@ class HostPlan:
     bindings: tuple[Mapping[str, Any], ...] = ()
     policies: tuple[str, ...] = ()
     assumed: tuple[Assumption, ...] = ()
+    transfers: tuple[str, ...] = ()
 
     @property
     def partial(self) -> bool:
@@ -108,6 +111,7 @@ class HostPlan:
             }
             if partition
             else None,
+            **({"transfers": list(self.transfers)} if self.transfers else {}),
             "images": [image.to_json() for image in self.images],
             "models": [model.to_json() for model in self.models],
             "servers": [servers[name] for name in (*self.start, *self.policies)],
@@ -138,6 +142,7 @@ class FleetPlan:
     balancers: tuple[BalancerPlan, ...] = ()
     revisions: tuple[RevisionChange, ...] = ()
     excluded: tuple[tuple[str, str], ...] = ()
+    transfers: tuple[Transfer, ...] = ()
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -158,6 +163,7 @@ class FleetPlan:
             "generations": [item.to_json() for item in self.revisions],
             "hosts": {host.host.name: host.to_json() for host in self.hosts},
             "balancers": {item.host.name: item.to_json() for item in self.balancers},
+            **({"transfers": [item.to_json() for item in self.transfers]} if self.transfers else {}),
             "partial": list(self.partial),
             "sources": {name: dict(item) for name, item in sorted(self.sources.items())},
             "unreachable": dict(self.unreachable),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ...module_utils.common.errors import FleetError, Problem
@@ -22,6 +22,7 @@ from ..placement.layout import Layout, lay_out_fleet
 from .host_plan import FleetPlan, HostPlan
 from .multi_host import engine_mismatches, peer_starts
 from .stages import HostStages, check_host, plan_stages, record_stage
+from .transfers import by_host, plan_transfers
 
 DEFAULT_REQUEST = OperationRequest()
 
@@ -119,9 +120,15 @@ def _excluded_hosts(fleet: Fleet) -> Iterable[Problem]:
 
 
 def plan_fleet(
-    checked: CheckedFleet, factory: InstanceFactory, endpoint: EndpointInputs | None = None
+    checked: CheckedFleet,
+    factory: InstanceFactory,
+    endpoint: EndpointInputs | None = None,
+    again: Collection[str] | None = None,
 ) -> FleetPlan:
     """Plan every host.
+
+    again: the hosts that are planned a second time in a run, which pass on among themselves what they lack now; the
+    others go by the first plan.
 
     A pin that the lock lacks is planned as written (the tag, the revision): that is for plans made without network;
     what is applied is resolved before. Hosts that lack what the plan needs of them are excluded, and the others planned
@@ -146,14 +153,26 @@ def plan_fleet(
     unable = {stages.host.name: reason(stages.obstacles) for stages in planned if stages.obstacles} | odd
     unable.update(foreign_model_names(checked.fleet, planned) if endpoint else {})
     if unable:
-        return plan_fleet(check_fleet(checked.fleet.without(unable), request, checked.now), factory, endpoint)
+        return plan_fleet(
+            check_fleet(checked.fleet.without(unable), request, checked.now), factory, endpoint, again
+        )
     revisions = revision_changes(selection, [stages.composed for stages in planned])
     _raise_problems(refused_upgrades(revisions, request), fleet)
     peers = peer_starts(planned)
+    moving = [item for item in planned if again is None or item.host.name in again]
+    transfers, doubts = plan_transfers(
+        [(item.host, item.fetch.images, item.fetch.models) for item in moving], [item.host for item in moving]
+    )
+    shared = by_host(transfers)
     hosts = [
-        stages.finish(peers[stages.host.name], record_stage(stages, revisions, request)) for stages in planned
+        stages.finish(
+            peers[stages.host.name],
+            record_stage(stages, revisions, request),
+            shared.get(stages.host.name, ()),
+        )
+        for stages in planned
     ]
-    warnings = [*binding_warnings(revisions), *ahead_of_time(checked.fleet, checked.now)]
+    warnings = [*doubts, *binding_warnings(revisions), *ahead_of_time(checked.fleet, checked.now)]
     balancers: tuple[BalancerPlan, ...] = ()
     inventory = {host.name: host for host in checked.fleet.hosts}
     if endpoint:
@@ -172,6 +191,7 @@ def plan_fleet(
         balancers,
         revisions,
         (*fleet.excluded, *excluded_balancers(endpoint)),
+        transfers,
     )
 
 

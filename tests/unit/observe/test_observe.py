@@ -658,3 +658,18 @@ def test_rdma_ports(tree: Tree) -> None:
     assert [(item.name, item.active, item.gid_index) for item in found.hcas] == [
         ("ionic_0", True, 2), ("mlx5_0", False, None), ("mlx5_9", True, None),
     ]  # fmt: skip
+
+
+def test_what_the_content_store_has(tmp_path: Path) -> None:
+    data = tmp_path / "var/lib/instinct-fleet"
+    put(data, "store/manifests/2.json", '{"name": "model lab/m@1 x", "files": []}')
+    put(data, "store/manifests/1.json", '{"name": "image sha256:1", "files": []}')
+    put(data, "store/manifests/.3.json.tmp", "{")
+    put(data, "store/manifests/4.json", "{")
+    put(tmp_path, "var/lib/dpkg/info/python3-libtorrent.list", "")
+    state = observed(tmp_path, data_dir=str(data))
+    assert state["stored"] == ["image sha256:1", "model lab/m@1 x"]
+    assert [problem["what"] for problem in state["problems"] if "broken manifest" in problem["error"]] == [
+        str(data / "store/manifests/4.json")
+    ]
+    assert state["libtorrent"]

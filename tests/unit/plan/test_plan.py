@@ -580,6 +580,10 @@ def test_text_for_people() -> None:
         "           TORCH_BLAS_PREFER_HIPBLASLT=1, SAFETENSORS_FAST_GPU=1\n"
         "  advice   set max_model_len to your longest request; 8,192 tokens is the model's limit\n"
         "\n"
+        "Warnings\n"
+        "  n1, n2, n3, n4, n5, … n63 (63 hosts): images and weights come from their origin to each, as no IP address "
+        "is known where other hosts reach them (instinct_address, ansible_host, or distribution_interface)\n"
+        "\n"
         "Excluded hosts\n"
         "  n65: it could not be reached"
     )

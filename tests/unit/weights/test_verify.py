@@ -263,7 +263,7 @@ def test_files_are_read_by_several_threads_the_largest_first(
         (tmp_path / name).write_bytes(b"x" * size)
     made = verify.Snapshot(str(tmp_path), "a/b", "main", COMMIT, files, (), ())
     monkeypatch.setattr(verify.Snapshot, "path", str(tmp_path))
-    found = verify._hash_files(made, dict.fromkeys(files, "sha256"))
+    found = verify.hash_snapshot(made, dict.fromkeys(files, "sha256"))
     assert found == {name: sha256(b"x" * size) for name, size in files.items()}
     assert min(order[: verify.THREADS]) >= verify.THREADS
 
@@ -291,7 +291,7 @@ def test_nothing_is_read_to_the_end_for_a_controller_that_is_gone(
     threading.Thread(target=write, daemon=True).start()
     made = verify.Snapshot(str(tmp_path), "a/b", "main", COMMIT, {"endless": 1}, (), ())
     with pytest.raises(ControllerGone):
-        verify._hash_files(made, {"endless": "sha256"})
+        verify.hash_snapshot(made, {"endless": "sha256"})
     assert stopped.wait(20)
 
 

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch an image from its registry into the content store, each blob hashed as it arrives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+from ..common.abandoned import leave_if_abandoned
+from ..common.disk_space import free_bytes, sized
+from ..common.module_main import NodeError
+from ..common.transfer_names import image_name
+from .blobs import Store
+from .manifest import HEX, Manifest, ManifestFile, manifest_of
+from .registry_client import PAUSES, CutAnswer, RegistryClient, RegistryError
+
+PLATFORM = {"os": "linux", "architecture": "amd64"}
+THREADS = 4  # blobs fetched at once
+DISK_MARGIN = 16 * 2**20
+_POLL_SECONDS = 1.0
+
+
+def list_image(store: Store, client: RegistryClient) -> Manifest:
+    """Return the manifest of an image's blobs, with its own manifests in the store. Raise NodeError."""
+    digest = client.ref.digest
+    found = [_manifest(store, client, digest, "manifest")]
+    content = _content(store, found[0])
+    if "manifests" in content:
+        entries = [item for item in content["manifests"] if _fits(item.get("platform") or {})]
+        if not entries:
+            raise NodeError(f"{_shown(client)} has no manifest for linux/amd64. Choose another image.")
+        found.append(_manifest(store, client, str(entries[0]["digest"]), "manifest of linux/amd64"))
+        content = _content(store, found[-1])
+    try:
+        layers = list(content["layers"])
+        found.append(_blob("config", content["config"]))
+        # A layer that is there twice is one blob.
+        found += [_blob(f"layer {number:03d}", item) for number, item in enumerate(layers)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise NodeError(
+            f"The manifest of {_shown(client)} has an unknown format ({content.get('mediaType')}). Push the image "
+            "again with a current Docker release."
+        ) from error
+    return manifest_of(image_name(digest), found)
+
+
+def fetch_blobs(store: Store, client: RegistryClient, manifest: Manifest) -> int:
+    """Fetch the blobs that the store lacks, going on with what an earlier run began; return the bytes that came."""
+    missing = store.missing(manifest)
+    directory = store.incoming(manifest.id)
+    have = sum(_begun(directory, sha256) for sha256 in missing)
+    need, free = sum(missing.values()) - have + DISK_MARGIN, free_bytes(store.root)
+    if missing and free < need:
+        raise NodeError(
+            f"Not enough disk for {_shown(client)}: {store.root} has {sized(free)} free, and {sized(need)} are needed. "
+            "Free some space (playbooks/prune.yml), and run again."
+        )
+    stop = threading.Event()
+    with ThreadPoolExecutor(THREADS) as pool:
+        try:
+            order = sorted(missing, key=lambda sha256: -missing[sha256])
+            futures = [
+                pool.submit(_fetch, store, client, directory, name, missing[name], stop) for name in order
+            ]
+            while wait(futures, _POLL_SECONDS).not_done:
+                leave_if_abandoned()
+            return sum(future.result() for future in futures)
+        finally:
+            stop.set()  # the threads end before the pool does
+
+
+def _fetch(
+    store: Store, client: RegistryClient, directory: str, sha256: str, size: int, stop: threading.Event
+) -> int:
+    """Fetch one blob, and return the bytes that came. Wrong content is dropped, so that nothing goes on from it."""
+    path, came = os.path.join(directory, sha256), 0
+    with open(path, "ab+") as file:
+        digest, have = _hashed(file)
+        pauses: list[float] = list(PAUSES)
+        while have < size:
+            try:
+                before = have
+                for part in client.blob(f"sha256:{sha256}", have):
+                    if stop.is_set():
+                        return came
+                    file.write(part)
+                    digest.update(part)
+                    have, came = have + len(part), came + len(part)
+                    if have > size:
+                        break
+                if have == before:
+                    raise CutAnswer("it sends nothing")
+            except CutAnswer as error:
+                if have > before:
+                    pauses = list(PAUSES)
+                if not pauses:
+                    raise client.unreachable(str(error)) from error
+                time.sleep(pauses.pop(0))
+        file.flush()
+        os.fsync(file.fileno())
+    if have != size or digest.hexdigest() != sha256:
+        os.unlink(path)
+        raise RegistryError(
+            f"Registry {client.ref.registry} sent other content for blob sha256:{sha256} of {client.ref.path}: "
+            f"{have} of {size} bytes, SHA-256 {digest.hexdigest()}. It is dropped. Run again; if it is "
+            "wrong again, a mirror or proxy on the way alters it, or this node's disk or memory does (dmesg)."
+        )
+    store.add(path, sha256, size, move=True, hashed=True)
+    return came
+
+
+def _hashed(file: Any) -> tuple[Any, int]:
+    """Return the hash and the length of what an earlier run left of a blob."""
+    digest, have = hashlib.sha256(), 0
+    file.seek(0)
+    while True:
+        part = file.read(2**20)
+        if not part:
+            return digest, have
+        digest.update(part)
+        have += len(part)
+
+
+def _begun(directory: str, sha256: str) -> int:
+    try:
+        return os.stat(os.path.join(directory, sha256)).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _manifest(store: Store, client: RegistryClient, digest: str, path: str) -> ManifestFile:
+    sha256 = digest.partition(":")[2]
+    if not digest.startswith("sha256:") or not HEX.fullmatch(sha256):
+        raise NodeError(f"{_shown(client)} names a manifest {digest}, which is not sha256:<64 hex digits>.")
+    size = store.size(sha256)
+    if size is None or store.verify([sha256]):
+        content = client.manifest(digest)
+        store.put(content, sha256)
+        size = len(content)
+    return ManifestFile(path, size, sha256)
+
+
+def _content(store: Store, item: ManifestFile) -> Mapping[str, Any]:
+    with open(store.path(item.sha256), encoding="utf-8") as file:
+        try:
+            content = json.load(file)
+        except ValueError:
+            content = None
+    return content if isinstance(content, dict) else {}
+
+
+def _fits(platform: Mapping[str, Any]) -> bool:
+    return all(platform.get(key) == value for key, value in PLATFORM.items())
+
+
+def _blob(path: str, item: Mapping[str, Any]) -> ManifestFile:
+    digest = str(item["digest"])
+    if not digest.startswith("sha256:") or not HEX.fullmatch(digest[7:]):
+        raise ValueError(digest)
+    return ManifestFile(path, int(item["size"]), digest[7:])
+
+
+def _shown(client: RegistryClient) -> str:
+    return f"{client.ref.repository}@{client.ref.digest}"
+
+
+def received(manifest: Manifest, missing: Iterable[str]) -> str:
+    """Return how much of an image is missing, as text."""
+    blobs = [manifest.blobs[sha256] for sha256 in missing]
+    return f"{len(blobs)} of {len(manifest.blobs)} blobs, {sized(sum(blobs))}"

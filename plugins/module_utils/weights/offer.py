@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put an image or a model into the content store of a node from which others get it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ..common import proxies
+from ..common.disk_space import sized
+from ..common.image_ref import ImageRef, parse_ref
+from ..common.module_main import NodeError
+from ..common.run_lock import run_lock
+from ..common.transfer_names import image_name
+from ..store.blobs import Store
+from ..store.image_source import fetch_blobs, list_image
+from ..store.manifest import Manifest
+from ..store.registry_client import RegistryAccess, RegistryClient
+from . import cache, from_store, verify
+from .cache import Snapshot
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def offer(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
+    """Do what the module's parameters say, and return its result. Raise NodeError."""
+    store = Store(params["store"])
+    with contextlib.nullcontext() if check else run_lock("blob_fetch", params["timeout"]):
+        if params["image"]:
+            return _image(store, params, check)
+        return _model(store, _snapshot(params["model"]), check)
+
+
+def _image(store: Store, params: Mapping[str, Any], check: bool) -> dict[str, Any]:
+    given, started = params["image"], time.monotonic()
+    ref = parse_ref(given["pull"])
+    if not _DIGEST.fullmatch(ref.digest):
+        raise NodeError(f"image.pull: {given['pull']!r} does not end in @sha256:<64 hex digits>.")
+    if bool(given["username"]) != bool(given["password"]):
+        raise NodeError("image: username and password belong together: give both, or none.")
+    known = _checked(store, image_name(ref.digest), check)
+    what = f"fetch {_name(ref)} from {ref.registry} into {store.root}"
+    if known or check:
+        return _result(known, [] if known else [what], 0, started)
+    access = RegistryAccess(
+        given["username"] or "",
+        given["password"] or "",
+        given["insecure"],
+        proxies.environment(params["proxy"]),
+        proxies.check_ca_file(params["ca_file"]),
+    )
+    client = RegistryClient(ref, access)
+    manifest = list_image(store, client)
+    fetched = fetch_blobs(store, client, manifest)
+    store.record(manifest)
+    return _result(manifest, [f"{what} ({sized(fetched)} of {sized(manifest.bytes)})"], fetched, started)
+
+
+def _model(store: Store, snapshot: Snapshot, check: bool) -> dict[str, Any]:
+    started = time.monotonic()
+    known = _checked(store, from_store.manifest_name(snapshot), check)
+    if known and from_store.stored(store, snapshot) is None:
+        known = None
+    what = f"link {snapshot.repo}@{snapshot.commit} from {snapshot.cache_dir} into {store.root}"
+    what += f" ({len(snapshot.files)} files, {sized(snapshot.bytes)})"
+    if known or check:
+        return _result(known, [] if known else [what], 0, started)
+    return _result(from_store.share(store, snapshot), [what], 0, started)
+
+
+def _checked(store: Store, name: str, check: bool) -> Manifest | None:
+    """Return a manifest that the store has; what is wrong in it is removed, as others would get it from here."""
+    known = store.manifest(name)
+    if known is None or store.missing(known):
+        return None
+    wrong = {} if check else store.verify(known.blobs)
+    for sha256 in wrong:
+        store.remove(sha256)
+    return None if wrong else known
+
+
+def _snapshot(given: Mapping[str, Any]) -> Snapshot:
+    for path, text in given["hashes"].items():
+        if not verify.HASH.fullmatch(str(text)):
+            raise NodeError(f"hashes: {text!r} of {path} is neither sha256:… nor git-sha1:… in hex digits.")
+    files = {str(path): int(size) for path, size in given["files"].items()}
+    names = (given["cache_dir"], given["repo"], given["revision"], given["commit"])
+    snapshot = Snapshot(
+        *names, files, (), (), {str(path): str(text) for path, text in given["hashes"].items()}
+    )
+    cache.check_snapshot(snapshot)
+    return snapshot
+
+
+def _result(manifest: Manifest | None, actions: list[str], fetched: int, started: float) -> dict[str, Any]:
+    return {
+        "changed": bool(actions),
+        "actions": actions,
+        "fetched": fetched,
+        "seconds": round(time.monotonic() - started, 1),
+        "manifest": manifest.to_json() if manifest else None,
+        **({"manifest_id": manifest.id} if manifest else {}),
+        "diff": {"before": {"complete": not actions}, "after": {"complete": True}},
+    }
+
+
+def _name(ref: ImageRef) -> str:
+    return f"{ref.repository}@{ref.digest}"

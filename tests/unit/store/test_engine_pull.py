@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vllm_image takes an image's layers from the node's store, and says what was wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import image_name
+from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of
+from ansible_collections.instinct.fleet.plugins.modules import vllm_image
+
+from tests.worlds.blob_registry import BlobRegistry, digest
+from tests.worlds.fake_docker import FakeDocker
+
+Args = dict[str, Any]
+WORLD = BlobRegistry()
+PULL = f"registry.example:5000/lab/vllm@{digest(WORLD.top)}"
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
+    monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(paths, "DATA_DIR", str(tmp_path / "data"))
+    with FakeDocker(tmp_path) as fake:
+        yield fake
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(str(tmp_path / "store"))
+    files = []
+    for name, content in WORLD.contents.items():
+        store.put(content, name[7:])
+        files.append(ManifestFile(name[7:20], len(content), name[7:]))
+    store.record(manifest_of(image_name(digest(WORLD.top)), files))
+    return store
+
+
+@pytest.fixture
+def args(docker: FakeDocker, store: Store) -> Args:
+    ref = PULL.partition("@")[0] + ":1"
+    return {"pull": PULL, "ref": ref, "docker_socket": docker.path, "program": "x", "store": store.root}
+
+
+def _pulls(docker: FakeDocker) -> list[str]:
+    found = [item for item in docker.changes() if "/images/create" in item]
+    return [item.partition("fromImage=")[2].partition("&")[0] for item in found]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_layers_come_from_the_store_and_the_name_from_the_registry(
+    docker: FakeDocker, args: Args, store: Store, run_module: Any, keep: bool
+) -> None:
+    predicted, _unused = run_module(vllm_image.main, {**args, "keep_blobs": keep}, check=True)
+    result, failed = run_module(vllm_image.main, {**args, "keep_blobs": keep})
+    assert not failed, result
+    assert result["actions"] == predicted["actions"]
+    assert result["actions"][0].startswith(f"load the layers of {PULL} from {store.root}")
+    near, registry = _pulls(docker)
+    assert near.startswith("127.0.0.1:")
+    assert near.endswith("/lab/vllm")
+    assert registry == "registry.example:5000/lab/vllm"
+    assert not [name for name in docker.images if name.startswith("127.0.0.1")], "the name of no use is gone"
+    assert bool(store.blobs()) is bool(store.manifests()) is keep
+    assert run_module(vllm_image.main, args)[0]["changed"] is False
+
+
+def test_without_it_nothing_is_different(
+    docker: FakeDocker, args: Args, store: Store, run_module: Any
+) -> None:
+    store.remove(digest(WORLD.layers[0])[7:])
+    run_module(vllm_image.main, args)
+    assert _pulls(docker) == ["registry.example:5000/lab/vllm"]
+
+
+def test_a_blob_that_the_engine_refuses_is_named_and_removed(
+    docker: FakeDocker, args: Args, store: Store, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = digest(WORLD.layers[0])
+    Path(store.path(layer[7:])).write_bytes(b"x" + WORLD.layers[0][1:])
+    refused = [{"error": "filesystem layer verification failed"}]
+    answers = iter([refused, []])
+    whole = docker._pull
+
+    def pull(http: Any, query: dict[str, str]) -> None:
+        docker.pull_events = next(answers)
+        whole(http, query)
+
+    monkeypatch.setattr(docker, "_pull", pull)
+    result, failed = run_module(vllm_image.main, args)
+
+    assert not failed, result
+    text = "".join(result["warnings"])
+    assert layer in text
+    assert "pulled from registry.example:5000" in text
+    assert store.size(layer[7:]) is None
+    assert store.manifests() == []
