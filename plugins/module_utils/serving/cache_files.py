@@ -34,6 +34,9 @@ between this node's GPUs."""
 REPLACED = "vllm/startup_plan/"
 """Names there do not tell all that the content depends on; everywhere else they do, and what is there stays."""
 
+COMMAND = f"{REPLACED}command.sha256"
+"""The supervisor's note to which command a plan belongs (warm_start.py); without a plan it is nothing to keep."""
+
 _LEFT_OUT = re.compile(
     r"aiter/[^/]+/build(/|$)|(^|/)(lock_[^/]*|[^/]*\.lock|tmp\.[^/]*|[^/]*\.tmp(\.[^/]*)?)(/|$)"
 )
@@ -99,9 +102,8 @@ def _files(directory: str) -> Iterator[tuple[str, IO[bytes], os.stat_result]]:
                 continue
             for place, _names, names, _fd in os.fwalk(".", dir_fd=top, follow_symlinks=False):
                 found += [os.path.normpath(f"{root}/{place}/{name}") for name in names]
-    for path in sorted(found):
-        if _LEFT_OUT.search(path):
-            continue
+    wanted = [path for path in sorted(found) if not _LEFT_OUT.search(path)]
+    for path in wanted if wanted != [COMMAND] else ():
         parent, name = os.path.split(path)
         with _opened(directory, parent) as inside:
             if inside is None:

@@ -253,6 +253,7 @@ def test_caches_above_the_limit_are_said_and_left(node: Node) -> None:
 
 def test_an_instance_that_compiled_nothing_has_nothing_to_give(node: Node) -> None:
     node.write("llama-0", "supervise/state.json")
+    node.write("llama-0", cache_files.COMMAND)
     found = packed(node)
     assert (found["changed"], found["bundles"][KEY]["files"], node.store.blobs()) == (False, 0, [])
 
