@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.instinct.fleet.plugins.plugin_utils.cache_action import CacheAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
 
 
-class ActionModule(ProgramAction):
+class ActionModule(ProgramAction, CacheAction):
     """vllm_server."""
 
     def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,3 +28,14 @@ class ActionModule(ProgramAction):
             deployments = facts["hostvars"][facts["inventory_hostname"]]["vllm_deployments"]
             found["secrets"] = secret_sets(servers, deployments)
         return found
+
+    def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the module's own result, after the caches of what starts were restored where they are recorded."""
+        starts = args.get("state") in (None, "present") and isinstance(args.get("servers"), list)
+        caches = self.restored(args["servers"], facts) if starts else {}
+        own = super().call(args, facts)
+        for name in ("actions", "warnings"):
+            if caches.get(name):
+                own[name] = [*caches[name], *(own.get(name) or ())]
+        own["changed"] = bool(own.get("changed") or caches.get("changed"))
+        return own

@@ -31,6 +31,10 @@ options:
       cache_directory:
         description: A directory to create for the container to write to.
         type: path
+      cache_key:
+        description: The hash of what its caches depend on. With O(state=present), a bundle of caches that is recorded
+          for it is restored before the start. See M(instinct.fleet.instance_cache).
+        type: str
       files:
         description:
           - The files by name, each with C(text) and C(mode) (octal digits). Needed for O(state=present).

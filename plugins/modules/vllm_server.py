@@ -9,21 +9,19 @@ module: vllm_server
 short_description: Start, replace, stop and remove the vLLM servers of a node
 version_added: "0.1.0"
 description:
-  - Converges all servers of a node in one call. Each has a directory with its launch script, environment and
-    container spec, and a container that is labelled with the hash of these files.
-  - Old containers are stopped gracefully, in parallel, before any new one starts, because they may hold the GPU or the
-    port that another one gets. A container is asked to stop before it is killed, because a kill strands GPU memory.
-  - Errors that Docker would report (a missing image, a bad option) are found before anything stops, because the
-    successor is created while the old container still serves.
-  - Then all servers start, and the module waits for them in parallel. A server is ready once it has generated tokens;
-    an answer of C(/health) is not enough.
+  - Converges all servers of a node in one call. Each has a directory with launch script, environment and container
+    spec, and a container labelled with the hash of these files.
+  - Old containers are stopped gracefully, in parallel, before any new one starts, as they may hold the GPU or the port
+    that another one gets. A container is asked to stop before it is killed, as a kill strands GPU memory.
+  - Errors that Docker would report (a missing image, a bad option) are found before anything stops, as the successor is
+    created while the old container still serves.
+  - Then all servers start, and are waited for in parallel. A server is ready once it has generated tokens; an
+    answer of C(/health) is not enough.
   - A failed server is reported with the decisive line of its log, the class of the failure and a next step. Its log
-    is kept as C(startup.log) in its directory, its container is stopped and kept, and the other servers are not
-    touched.
-  - Each container runs the toolkit's supervisor, which runs vLLM. The module writes the supervisor to
-    C(/etc/instinct-fleet/lib), one directory per version, and removes unused versions. Each directory has a file of
-    failure signatures, which is updated without a restart. A server whose supervisor gave up after three failures is
-    restarted.
+    is kept as C(startup.log) in its directory, its container is stopped and kept; other servers are not touched.
+  - Each container runs the toolkit's supervisor, which runs vLLM. It is written to C(/etc/instinct-fleet/lib), one
+    directory per version; unused versions are removed. Each directory has a file of failure signatures, which is
+    updated without a restart. A server whose supervisor gave up after three failures is restarted.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node, with the servers' images
@@ -43,8 +41,8 @@ options:
     default: present
   wait:
     description:
-      - Whether to wait until the servers are ready. The servers of an engine that spans hosts wait for one another, so
-        they are first started on all hosts without waiting; a second call waits for them.
+      - Whether to wait until the servers are ready. Servers of one engine on several hosts wait for one another, so all
+        are started without waiting; a second call waits.
     type: bool
     default: true
   timeout:
@@ -109,7 +107,7 @@ servers:
       type: bool
     state:
       description: V(ready), V(stopped) or V(failed), and V(started) without O(wait); in check mode also
-        V(would be ready) and the like.
+        V(would be ready).
       type: str
     tokens:
       description: Tokens that the probe got; 0 for a headless server.
@@ -141,7 +139,7 @@ removed:
   returned: as RV(servers)
 actions:
   description: Requests to Docker and files written, in order; in check mode those that would be. Files are written
-    beside the old ones, and take their names once the old instance has stopped.
+    beside the old ones, and renamed once the old instance has stopped.
   type: list
   elements: str
   returned: as RV(servers)
@@ -186,6 +184,7 @@ def argument_spec():
                 "container_name": {"type": "str"},
                 "directory": {"type": "path"},
                 "cache_directory": {"type": "path"},
+                "cache_key": {"type": "str", "no_log": False},
                 "files": {"type": "dict"},
                 "generation": {"type": "int"},
                 "spec_hash": {"type": "str"},

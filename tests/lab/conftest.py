@@ -41,6 +41,7 @@ HERE = Path(__file__).resolve().parent
 ORDER = (
     "faults",
     "real_upgrade",
+    "warm_start",
     "killed_controller",
     "two_operators",
     "rollout",
@@ -172,6 +173,7 @@ class Lab:
             "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_TIMEOUT": "40",  # a node, and sudo on it, may be starved for longer than a server's
             "FLEET_RECORD": str(record),
+            "XDG_CACHE_HOME": str(self.tmp / "cache"),  # bundles of caches, which another test must not find
             **self.env,
         }, record
 

@@ -13,6 +13,11 @@ def image_name(digest: str) -> str:
     return f"image {digest}"
 
 
+def caches_name(key: str) -> str:
+    """Return the name of a bundle of caches; key: of what they depend on."""
+    return f"caches {key}"
+
+
 def model_name(repo: str, commit: str, files: Mapping[str, int]) -> str:
     """Return the name of a model's files; files: the sizes of those that are wanted, by path."""
     return f"model {repo}@{commit} {text_hash(canonical(dict(files)))[:12]}"

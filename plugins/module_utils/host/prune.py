@@ -63,6 +63,8 @@ class FoundBlobs:
         kind, _unused, rest = self.name.partition(" ")
         if kind == "image":
             return any(name.endswith(f"@{rest}") for name in roots.images)
+        if kind == "caches":
+            return rest in roots.cache_keys
         repo, _unused, commit = rest.partition(" ")[0].partition("@")
         return (repo, commit) in roots.weights or commit in roots.commits or repo in roots.fetching
 
@@ -99,7 +101,8 @@ class Roots:
 
     images: names. weights: (repository, commit). commits: of any repository, as files of instances name them.
     fetching: repositories that a download works on. shared_caches: caches of weights that others' containers mount.
-    instances: names of instances that exist or that a kept generation has. measuring: a benchmark runs.
+    instances: names of instances that exist or that a kept generation has. cache_keys: of what their caches hold.
+    measuring: a benchmark runs.
     """
 
     images: frozenset[str] = frozenset()
@@ -108,6 +111,7 @@ class Roots:
     fetching: frozenset[str] = frozenset()
     shared_caches: frozenset[str] = frozenset()
     instances: frozenset[str] = frozenset()
+    cache_keys: frozenset[str] = frozenset()
     measuring: bool = False
 
 

@@ -24,6 +24,7 @@ from ..docker.build import LABEL as BUILT
 from ..docker.client import Conflict, DockerClient, Json, NotFound, Query
 from ..observe.generations import read_generations
 from ..observe.source import Source, listing
+from ..serving.instance_caches import warm_key
 from ..store.blobs import Store
 from .prune import (
     IMAGE,
@@ -207,6 +208,14 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
     alive = [labels for labels, item in zip(labelled, containers) if item.get("State") == "running"]
     texts = "".join(_instance_texts(f"{node.state_dir}/instances"))
     named = {str(name).lstrip("/") for item in containers for name in item.get("Names") or ()}
+    instances = frozenset(
+        [
+            *(member["name"] for item in generations for member in item["members"]),
+            *listing(f"{node.state_dir}/instances"),
+            *(name[len("instinct-") :] for name in named if name.startswith("instinct-")),
+            *(labels[OURS + "instance"] for labels in labelled if OURS + "instance" in labels),
+        ]
+    )
     return Roots(
         images=kept.images | {str(item["image"]) for item in generations},
         weights=kept.weights
@@ -214,14 +223,8 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
         commits=frozenset(_COMMIT.findall(texts)),
         fetching=frozenset(_downloads(client, containers)),
         shared_caches=frozenset(cache for cache in node.caches if _mounted_by_others(cache, containers)),
-        instances=frozenset(
-            [
-                *(member["name"] for item in generations for member in item["members"]),
-                *listing(f"{node.state_dir}/instances"),
-                *(name[len("instinct-") :] for name in named if name.startswith("instinct-")),
-                *(labels[OURS + "instance"] for labels in labelled if OURS + "instance" in labels),
-            ]
-        ),
+        instances=instances,
+        cache_keys=frozenset(warm_key(f"{node.data_dir}/cache/{name}") for name in instances) - {""},
         measuring=any(MEASURE in labels for labels in alive),
     )
 

@@ -70,6 +70,32 @@ def read_models(source: Source, cache_dirs: list[str]) -> tuple[list[Any], list[
     return models, fetching
 
 
+NETWORK = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "wekafs",
+    "beegfs",
+    "ceph",
+    "gpfs",
+    "glusterfs",
+    "fuse.glusterfs",
+    "cifs",
+    "smb3",
+)
+
+
+def network_devices(source: Source) -> dict[str, str]:
+    """Return the types of mounted network file systems by device, "major:minor"."""
+    found = {}
+    for line in (source.text("/proc/self/mountinfo") or "").splitlines():
+        words, _unused, rest = line.partition(" - ")
+        kind = rest.partition(" ")[0]
+        if kind in NETWORK:
+            found[words.split()[2]] = kind
+    return found
+
+
 def read_store(source: Source, data_dir: str) -> list[str]:
     """Return the names of what the content store has complete: a manifest is there only as long as its blobs are."""
     directory = os.path.join(data_dir, "store", "manifests")
@@ -89,6 +115,7 @@ def read_store(source: Source, data_dir: str) -> list[str]:
 def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:
     """Return the space for each path, on the file system of its nearest existing parent."""
     found = []
+    network = network_devices(source)
     for path in dict.fromkeys(paths):
         place = path
         while not os.path.exists(place) and os.path.dirname(place) != place:
@@ -103,5 +130,10 @@ def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:
             "free_bytes": space.f_bavail * space.f_frsize,
             "total_bytes": space.f_blocks * space.f_frsize,
             "device": device,
+            **_network(network.get(f"{os.major(device)}:{os.minor(device)}")),
         })  # fmt: skip
     return found
+
+
+def _network(kind: str | None) -> dict[str, str]:
+    return {"network": kind} if kind else {}

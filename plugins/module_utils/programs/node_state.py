@@ -238,7 +238,9 @@ node_state:
                         members: [{name: llama-0, spec_hash: 12ab, port: 8000, ports: [8000],
                                    render_nodes: [renderD128], share: 1.0, hosts: [], headless: false, limit: 256}]}]}]
     disk:
-      description: Space on the file systems of images, caches and data; an equal C(device) is the same file system.
+      description:
+        - Space on the file systems of images, caches and data; an equal C(device) is the same file system, and
+          C(network) the type of one in the network.
       type: list
       elements: dict
       sample: [{path: /var/lib/docker, free_bytes: 1, total_bytes: 1, device: 123}]

@@ -177,11 +177,12 @@ class Hca:
 
 @dataclass(frozen=True)
 class Disk:
-    """Free space of the file system that holds `path`."""
+    """Free space of the file system that holds `path`. network: its type, if other hosts may use it too."""
 
     path: str
     free_bytes: int
     device: int
+    network: str = ""
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,12 @@ class NodeState:
                 sorted((_running(item) for item in state["instances"]), key=lambda found: found.name)
             ),
             disks=tuple(
-                Disk(str(item["path"]), int(item["free_bytes"]), int(item["device"]))
+                Disk(
+                    str(item["path"]),
+                    int(item["free_bytes"]),
+                    int(item["device"]),
+                    str(item.get("network") or ""),
+                )
                 for item in state["disk"]
             ),
             numa_nodes=tuple(

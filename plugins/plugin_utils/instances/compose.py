@@ -28,7 +28,9 @@ from ..tuning.companion_models import repositories
 from ..tuning.feasibility import Feasibility
 from ..tuning.parallel import Argument, group_args, parallel_args, ray_env
 from ..tuning.tune import TunedSettings
+from .cache_key import cache_key, warm_start_variables
 from .capabilities import capabilities
+from .load_strategy import load_args
 
 LEAVING = 30
 """Seconds beside those for running requests, before Docker kills it: 8 for load balancers to leave (the supervisor's
@@ -149,7 +151,8 @@ class Surroundings:
 
     listen: the address to listen at. hub_dir: the hub's cache. group_ids: of the groups that own the GPUs' device
     files. key_mark: of the key that it asks for, secrets_mark: of its secret variables; "" for none. keys: it can read
-    the node's key, with which the supervisors of an engine know each other.
+    the node's key, with which the supervisors of an engine know each other. file_system: the network one that holds the
+    hub's cache, "" for a local one.
     """
 
     listen: str
@@ -158,6 +161,7 @@ class Surroundings:
     key_mark: str = ""
     secrets_mark: str = ""
     keys: bool = False
+    file_system: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,7 @@ def compose(
         for item in (
             *_own_args(slot, node.listen, commit),
             *_stop_args(deployment, tuned),
+            *load_args(deployment, tuned, node.file_system),
             *parallel_args(deployment, slot, tuned.table),
         )
         if f"--{item.flag.replace('_', '-')}" not in tuned.args  # the operator's own, with the same meaning
@@ -307,6 +312,7 @@ def _environment(slot: Slot, tuned: TunedSettings) -> tuple[tuple[tuple[str, str
             "compiled graphs outlive the container, so that a restart is quick",
             VLLM_ENV,
         ),
+        *warm_start_variables(tuned),
         Reason(
             "VLLM_NO_USAGE_STATS",
             "1",
@@ -494,6 +500,7 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
         "container_name": container_name(instance.name),
         "directory": instance_dir(instance.name),
         "cache_directory": cache_dir(instance.name),
+        "cache_key": cache_key(instance.argv, instance.verdict.start_key),
         "files": {name: {"text": text, "mode": modes[name]} for name, text in sorted(files.items())},
         "spec_hash": spec_hash,
         "container": container(instance),

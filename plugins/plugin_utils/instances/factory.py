@@ -37,6 +37,7 @@ from ..tuning.shared_memory import shared_memory
 from ..tuning.start_refusals import start_refusals
 from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
+from .load_strategy import weights_file_system
 from .measured_starts import StartRecord, measured, recorded_starts, start_key
 from .planned import Planned
 from .render import Render
@@ -227,7 +228,8 @@ class InstanceFactory:
         settings = host.settings
         group_ids = host.state.device_gids if host.state else ()
         listen = listen_address(slot.deployment, host)
-        key = (id(tuned), slot, listen, settings.endpoint, settings.cache_dir, group_ids)
+        file_system = weights_file_system(host.state, settings.cache_dir)
+        key = (id(tuned), slot, listen, settings.endpoint, settings.cache_dir, group_ids, file_system)
         if key not in self._made:
             deployment = slot.deployment
             image = self.lock.image(deployment.image) if deployment.image else None
@@ -235,7 +237,7 @@ class InstanceFactory:
             mark = self.key.mark if deployment.endpoint and not (slot.rank and slot.rank.headless) else ""
             secrets = secrets_mark(deployment, self.key)
             keys = bool(deployment.endpoint and self.key.mark)
-            node = Surroundings(listen, settings.cache_dir, group_ids, mark, secrets, keys)
+            node = Surroundings(listen, settings.cache_dir, group_ids, mark, secrets, keys, file_system)
             instance = compose(slot, node, Pins(image, model), tuned, verdict)
             files = self.render(instance)
             weights = self._weights(deployment, settings.endpoint)

@@ -177,8 +177,13 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     batches = _at_once(rollout.batches) if wanted.operation == STOP else rollout.batches
     # Where one engine is all there is, as with a restart, no load balancer has to keep one.
     kept = {name for name, room in rollout.capacity.items() if room.min_available and not wanted.at_once}
+    firsts = {item.deployment: item.number for item in reversed(batches)}
     changes = {
-        item.number: replace(_change(item, wanted, revisions, policy), keep=item.deployment in kept)
+        item.number: replace(
+            _change(item, wanted, revisions, policy),
+            keep=item.deployment in kept,
+            first=firsts[item.deployment] == item.number,
+        )
         for item in batches
     }
     work = {

@@ -15,7 +15,8 @@ from ...module_utils.common.generations import MEASUREMENTS, RESTART, STOP, UPGR
 Data = Mapping[str, Any]
 
 FORWARD = (
-    "drain", "measure", "record_baseline", "stop", "start", "serve", "judge", "undrain", "watch", "confirm",
+    "drain", "measure", "record_baseline", "stop", "start", "serve", "judge", "keep_caches", "undrain", "watch",
+    "confirm",
 )  # fmt: skip
 """The phases of a batch, in order; a batch has those in which a host of it has something to do."""
 PASSED = ("record_verdict",)
@@ -52,7 +53,7 @@ class Step:
 class BatchChange:
     """What a batch does: its operation, to which generation of which deployment, and seconds under watch after it.
 
-    keep: a load balancer refuses to drain what would leave it too few.
+    keep: a load balancer refuses to drain what would leave it too few. first: of its deployment in this run.
     """
 
     operation: str
@@ -61,6 +62,7 @@ class BatchChange:
     why: str
     soak: int = 0
     keep: bool = False
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,11 @@ def steps_of(work: Work, change: BatchChange) -> dict[str, Step]:
     found |= _run(work.servers, work.remove, work.spans)
     if work.canary:
         found |= _compare(work.canary, change)
+    keyed = [item for item in work.servers if item.get("cache_key")]
+    if change.first and keyed and change.operation == UPGRADE:
+        # Before users are served: what is packed then comes of the toolkit's own prompts alone.
+        instances = [{"name": item["name"], "cache_key": item["cache_key"]} for item in keyed]
+        found["keep_caches"] = Step("instance_cache", {"state": "packed", "instances": instances})
     if work.enter:
         found["undrain"] = _balance(work.enter, "ready")
         found["confirm"] = _balance(work.enter, "ready", wait=STILL_IN)

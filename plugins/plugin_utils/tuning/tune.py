@@ -54,6 +54,7 @@ RANGES = {
 }
 """Limits that vLLM's configuration classes check after its parser; vllm/config of the releases."""
 ATTENTION = "attention_backend"
+STARTUP_PLAN = "VLLM_ENABLE_STARTUP_PLAN"
 OTHER_PLATFORMS = ("cpu", "cuda")
 """Platforms to which statements about Instinct GPUs do not apply."""
 
@@ -102,6 +103,7 @@ class TunedSettings:
     advice: tuple[Advice, ...]
     recommended: tuple[Advice, ...]
     problems: tuple[Problem, ...]
+    startup_plan: bool = False
 
 
 def tune(
@@ -155,6 +157,7 @@ def tune(
         (*(item for item in selection.advice if item.say == "advise"), *offer),
         _recommended(deployment, knowledge, model, context, given),
         tuple(resolver.problems),
+        book.env.knows(STARTUP_PLAN),
     )
 
 

@@ -372,3 +372,23 @@ def test_the_content_store_is_pruned_with_what_it_belongs_to(docker: FakeDocker,
     assert {item.name for item in store.manifests()} == {f"model a/b@{NEW} 12ab"}
     assert store.verify() == {}
     assert converge(DockerClient(docker.path), node, kept, False)["changed"] is False
+
+
+def test_bundles_of_caches_go_with_the_last_instance_that_had_them(
+    tmp_path: Path, docker: FakeDocker
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    for key, content in (("a" * 32, b"1"), ("b" * 32, b"2")):
+        digest = sha256(content).hexdigest()
+        store.put(content, digest)
+        store.record(manifest_of(f"caches {key}", [ManifestFile("caches.tar.gz", 1, digest)]))
+    for name, key in (("llama-0", "a" * 32), ("gone-0", "b" * 32)):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+        (tmp_path / "cache" / name / "warm.json").write_text(json.dumps({"key": key}))
+    (tmp_path / "state/instances/llama-0").mkdir(parents=True)
+    node = PrunePaths((), str(tmp_path / "state"), str(tmp_path))
+    result = converge(DockerClient(docker.path), node, Roots(), False)
+    assert len(result["actions"]) == 2, result["actions"]
+    assert [item.name for item in store.manifests()] == [f"caches {'a' * 32}"]
+    assert store.blobs() == [sha256(b"1").hexdigest()]
+    assert converge(DockerClient(docker.path), node, Roots(), False)["changed"] is False

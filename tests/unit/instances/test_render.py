@@ -104,6 +104,7 @@ def test_env() -> None:
         "HF_HOME=/cache/hf\n"
         "HF_HUB_CACHE=/hf/hub\n"
         "HF_HUB_OFFLINE=1\n"
+        "TRITON_CACHE_DIR=/cache/triton\n"
         "VLLM_CACHE_ROOT=/cache/vllm\n"
         "VLLM_NO_USAGE_STATS=0\n"
     )

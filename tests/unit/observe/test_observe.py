@@ -573,6 +573,22 @@ def test_disk_is_that_of_the_nearest_parent(tmp_path: Path) -> None:
     assert 0 <= entry["free_bytes"] <= entry["total_bytes"]
 
 
+def test_a_network_file_system_is_told_by_its_device(tmp_path: Path) -> None:
+    device = os.stat(tmp_path).st_dev
+    mounts = [
+        "24 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw",
+        f"90 24 {os.major(device)}:{os.minor(device)} / /weights rw shared:9 - nfs4 filer:/weights rw,vers=4.2",
+    ]
+    (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/self/mountinfo").write_text("\n".join(mounts))
+    cache = str(tmp_path / "hf")
+    disks = {entry["path"]: entry for entry in observed(tmp_path, cache_dirs=[cache])["disk"]}
+    assert disks[cache]["network"] == "nfs4"
+    (tmp_path / "proc/self/mountinfo").write_text(mounts[0])
+    disks = {entry["path"]: entry for entry in observed(tmp_path, cache_dirs=[cache])["disk"]}
+    assert "network" not in disks[cache]
+
+
 # --- network -----------------------------------------------------------------------------------------------
 
 

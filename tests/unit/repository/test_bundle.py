@@ -89,7 +89,7 @@ def test_modules_that_are_given_a_program_are_those_that_take_one() -> None:
     gives = {
         path.stem
         for path in plugins.glob("action/*.py")
-        if "(ProgramAction)" in path.read_text(encoding="utf-8")
+        if "(ProgramAction" in path.read_text(encoding="utf-8")
     }
     assert takes == gives == set(bundles.GIVEN) == set(GIVEN)
 

@@ -284,7 +284,9 @@ def test_what_nobody_recorded_has_no_way_back() -> None:
     assert problems == ()
     # Nobody knows which GPUs and ports they have: they change together.
     assert [batch["units"] for batch in made.batches] == [[["n1/llama-0", "n1/llama-1"]]]
-    assert set(made.steps["n1"][1]) == {"serve", "judge", "report", "record_verdict", "watch"}
+    assert set(made.steps["n1"][1]) == {
+        "serve", "judge", "keep_caches", "report", "record_verdict", "watch",
+    }  # fmt: skip
     (batch,) = made.batches
     assert (batch["held"], batch["generation"]) == (None, 1)
     assert batch["lost"] == ["n1/llama-0", "n1/llama-1"]

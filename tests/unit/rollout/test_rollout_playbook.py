@@ -143,7 +143,7 @@ def play(
         path.mkdir(parents=True)
     for name in (
         "balancer_server", "vllm_server", "vllm_watch", "serving_generation", "vllm_smoke", "vllm_accuracy",
-        "vllm_bench", "canary_verdict", "node_state", "bench_report",
+        "vllm_bench", "canary_verdict", "node_state", "bench_report", "instance_cache",
     ):  # fmt: skip
         (actions / f"{name}.py").write_text(ACTION.replace("NAME", repr(name)))
     for name in (
@@ -239,6 +239,8 @@ def short(name: str, given: dict[str, Any]) -> str:
         return f"measure {given['kind']} {'+'.join(target['name'] for target in given['targets'])}"
     if name == "bench_report" and "begin" in given:
         return f"begin {given['begin']['name']}"
+    if name == "instance_cache":
+        return f"keep caches of {'+'.join(item['name'] for item in given['instances'])}"
     if name == "vllm_watch":
         return f"watch {'+'.join(given['servers'])} {given['seconds']}"
     return f"{name} {given.get('phase', '')}".strip()
@@ -246,8 +248,8 @@ def short(name: str, given: dict[str, Any]) -> str:
 
 CANARY = [
     "drain n1.llama-0", "vllm_smoke", "vllm_accuracy", "vllm_bench", "canary_verdict before", "trial 5",
-    "serve llama-0 2", "vllm_smoke", "vllm_accuracy", "canary_verdict after", "ready n1.llama-0", "watch llama-0 7",
-    "ready n1.llama-0", "trial judged",
+    "serve llama-0 2", "vllm_smoke", "vllm_accuracy", "canary_verdict after", "keep caches of llama-0",
+    "ready n1.llama-0", "watch llama-0 7", "ready n1.llama-0", "trial judged",
 ]  # fmt: skip
 TASKS = 48
 """Tasks of a host that is in one batch of two, and not the canary's. A skipped one costs time too, on every host."""

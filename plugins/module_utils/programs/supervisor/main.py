@@ -33,6 +33,7 @@ from .hang import HangWatch
 from .options import Options, parse
 from .signatures import parse_signatures
 from .state import GAVE_UP, RUNNING, STARTING, STOPPING, WAITING, FailureHistory, RunFailure
+from .warm_start import prepared
 
 _NO_COMMAND = 127
 _ARRIVAL_SECONDS = 0.5
@@ -195,6 +196,7 @@ class Supervisor:
         """Return the command line of the main process, and its environment."""
         options = self._options
         env = self._switch.environment(os.environ, os.path.dirname(os.path.abspath(sys.argv[0])))
+        env.update(prepared(options.argv, os.environ))
         if options.ray is None:
             return options.argv, env
         if not options.ray.head:

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of an instance's caches as one archive: the same files make the same bytes.
+
+A container's root writes below the cache directory, so nothing here follows a link of it, and no name in an archive
+leads out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from ..common.module_main import NodeError
+
+ROOTS = (
+    "aiter",
+    "triton",
+    "vllm/modelinfos",
+    "vllm/rocm_segmented_attention",
+    "vllm/startup_plan",
+    "vllm/torch_compile_cache",
+)
+"""What is worth its bytes on another node, below the cache directory. Not there: what vLLM found out about the links
+between this node's GPUs."""
+REPLACED = "vllm/startup_plan/"
+"""Names there do not tell all that the content depends on; everywhere else they do, and what is there stays."""
+
+COMMAND = f"{REPLACED}command.sha256"
+"""The supervisor's note to which command a plan belongs (warm_start.py); without a plan it is nothing to keep."""
+
+_LEFT_OUT = re.compile(
+    r"aiter/[^/]+/build(/|$)|(^|/)(lock_[^/]*|[^/]*\.lock|tmp\.[^/]*|[^/]*\.tmp(\.[^/]*)?)(/|$)"
+)
+_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An archive. content: bytes of the files in it."""
+
+    sha256: str
+    bytes: int
+    content: int
+    files: int
+
+
+class TooLarge(NodeError):
+    """The caches have more bytes than the operator wants to move."""
+
+
+class _Hashed:
+    """A stream that hashes what is written to it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self.digest, self.bytes = stream, hashlib.sha256(), 0
+
+    def write(self, data: Any) -> int:
+        """Write, as a file does."""
+        self.digest.update(data)
+        self.bytes += len(data)
+        return self._stream.write(data)
+
+    def flush(self) -> None:
+        """Flush, as a file does."""
+        self._stream.flush()
+
+
+def pack(directory: str, stream: IO[bytes], limit: int) -> Packed:
+    """Write the archive of a cache directory. Raise TooLarge above `limit` bytes of content."""
+    hashed = _Hashed(stream)
+    content = files = 0
+    # Neither the time nor a name is in the header, nor are owners and times of files in what follows.
+    with contextlib.ExitStack() as ends:
+        packed: Any = ends.enter_context(gzip.GzipFile("", "wb", 1, hashed, mtime=0))
+        archive = ends.enter_context(tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT))
+        for path, opened, found in _files(directory):
+            content += found.st_size
+            if content > limit:
+                raise TooLarge(f"{directory} has more than {limit} bytes of caches (vllm_serve_bundle_limit)")
+            item = tarfile.TarInfo(path)
+            item.size, item.mode = found.st_size, 0o755 if found.st_mode & 0o100 else 0o644
+            archive.addfile(item, opened)
+            files += 1
+    return Packed(hashed.digest.hexdigest(), hashed.bytes, content, files)
+
+
+def _files(directory: str) -> Iterator[tuple[str, IO[bytes], os.stat_result]]:
+    """Yield every regular file below the roots, in the order of paths; what only exists half is left out."""
+    found: list[str] = []
+    for root in ROOTS:
+        with _opened(directory, root) as top:
+            if top is None:
+                continue
+            for place, _names, names, _fd in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+                found += [os.path.normpath(f"{root}/{place}/{name}") for name in names]
+    wanted = [path for path in sorted(found) if not _LEFT_OUT.search(path)]
+    for path in wanted if wanted != [COMMAND] else ():
+        parent, name = os.path.split(path)
+        with _opened(directory, parent) as inside:
+            if inside is None:
+                continue
+            try:
+                descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_LINK, dir_fd=inside)
+            except OSError:  # a link, or gone meanwhile
+                continue
+            with os.fdopen(descriptor, "rb") as opened:
+                status = os.fstat(descriptor)
+                if stat.S_ISREG(status.st_mode):
+                    yield path, opened, status
+
+
+@contextlib.contextmanager
+def _opened(directory: str, path: str, make: bool = False) -> Iterator[int | None]:
+    """Open a directory below `directory`, without following links; None if it is not one."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | _NO_LINK
+    descriptor: int | None = None
+    try:
+        descriptor = os.open(directory, flags)
+        for part in path.split("/") if path else ():
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=descriptor)
+            child = os.open(part, flags, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = child
+    except OSError as error:
+        if descriptor is not None:
+            os.close(descriptor)
+        if make:
+            raise NodeError(f"{directory}/{path} is not a directory of its own: {error.strerror}") from error
+        descriptor = None
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def check_archive(source: str) -> None:
+    """Raise NodeError for an archive that pack() did not write."""
+    with tarfile.open(source, "r|gz") as archive:
+        for item in archive:
+            _check(item)
+
+
+def unpack(source: str, directory: str) -> int:
+    """Write a checked archive's files below a cache directory; return how many were not there before."""
+    written = 0
+    with tarfile.open(source, "r|gz") as archive:
+        for item in archive:
+            _check(item)
+            content = archive.extractfile(item)
+            if content is not None:
+                written += _write(directory, item, content)
+    return written
+
+
+def _check(item: tarfile.TarInfo) -> None:
+    parts = item.name.split("/")
+    inside = any(item.name.startswith(f"{root}/") for root in ROOTS)
+    if not item.isreg() or not inside or not {"", ".", ".."}.isdisjoint(parts):
+        raise NodeError(f"{item.name!r} is no file of a cache")
+
+
+def _write(directory: str, item: tarfile.TarInfo, content: IO[bytes]) -> bool:
+    parent, name = os.path.split(item.name)
+    with _opened(directory, parent, make=True) as inside:
+        assert inside is not None
+        if not item.name.startswith(REPLACED):
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(name, dir_fd=inside, follow_symlinks=False)
+                return False
+        temporary = f".{name[:200]}.{os.getpid()}.tmp"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600, dir_fd=inside)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                shutil.copyfileobj(content, stream, 2**20)
+                os.fchmod(descriptor, item.mode & 0o755)
+            os.replace(temporary, name, src_dir_fd=inside, dst_dir_fd=inside)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=inside)
+            raise
+    return True
