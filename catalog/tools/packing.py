@@ -31,7 +31,14 @@ FLAG_DEFAULTS: dict[str, Any] = {
 ENV_DEFAULTS: dict[str, Any] = {"type": "text", "default": None, "choices": None, "unused": False}
 FIELD_DEFAULTS: dict[str, Any] = {"type": "", "limits": {}, "before": False}
 CHECK_DEFAULTS: dict[str, Any] = {"at": ""}
-QUANTIZATION_DEFAULTS: dict[str, Any] = {"rocm": False, "deprecated": False}
+QUANTIZATION_DEFAULTS: dict[str, Any] = {
+    "rocm": False,
+    "deprecated": False,
+    "dtypes": ["bfloat16", "float16"],
+    "files": [],
+    "unquantized": False,
+}
+CHECKPOINT_DEFAULTS: dict[str, Any] = {"runs": {}}
 
 
 def pack(
