@@ -162,7 +162,8 @@ def warm() -> None:
 def accepted(function: object, given: dict) -> dict:
     """Those of the arguments that a function has in this release."""
     known = inspect.signature(function).parameters
-    return {name: value for name, value in given.items() if name in known}
+    every = any(item.kind is item.VAR_KEYWORD for item in known.values())
+    return {name: value for name, value in given.items() if every or name in known}
 
 
 def choose_attention(config: object) -> None:
@@ -199,6 +200,12 @@ def choose_attention(config: object) -> None:
             "attn_type": "decoder",
             "kv_sharing_target_layer_name": None,
         }
+        if model.use_mla:
+            text = model.hf_text_config
+            sizes = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+            latent = {name: getattr(text, name) for name in sizes}
+            latent["qk_head_dim"] = text.qk_nope_head_dim + text.qk_rope_head_dim
+            layer |= {**latent, "kv_b_proj": None}
         if sinks:
             layer["sinks"] = importlib.import_module("torch").zeros(heads)
         try:
