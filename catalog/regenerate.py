@@ -9,9 +9,9 @@
     … --check                                                     writes nothing, exits with 1 when it differs
     … --fork amd-0.9.1 --parent 0.9.2                             writes what a fork has otherwise than a release
 
-Only generated files are written (versions, flags, env, configs, quantization, checks, registries, bench,
-fork_differences); replacements.yml, parser.yml, settings.yml and backends.yml are written by hand; what they now lack is
-named at the end.
+Only generated files are written (versions, flags, env, configs, quantization, checkpoints, architectures, checks,
+registries, bench, fork_differences); replacements.yml, parser.yml, settings.yml and backends.yml are written by hand;
+what they now lack is named at the end.
 """
 
 from __future__ import annotations
@@ -31,16 +31,28 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / ".collections")]
 
 import yaml  # noqa: E402  (the two lines above make the imports below work from any directory)
 
+from catalog.tools.architectures import architectures  # noqa: E402
 from catalog.tools.checks import checks  # noqa: E402
 from catalog.tools.forks import fork_tables, write_forks  # noqa: E402
 from catalog.tools.packing import FLAG_DEFAULTS, read_json, unpack  # noqa: E402
 from catalog.tools.probe import MARKER  # noqa: E402
+from catalog.tools.quantization import checkpoints, quantization  # noqa: E402
 from catalog.tools.registries import registries  # noqa: E402
-from catalog.tools.sources import Sources, config_classes, quantization  # noqa: E402
+from catalog.tools.sources import Sources, config_classes  # noqa: E402
 from catalog.tools.store import PROBE, Store  # noqa: E402
 
 PROBE_FILE = HERE / "tools" / "probe.py"
-READERS = ("sources", "expressions", "alternatives", "objects", "values", "checks", "registries")
+READERS = (
+    "sources",
+    "architectures",
+    "quantization",
+    "expressions",
+    "alternatives",
+    "objects",
+    "values",
+    "checks",
+    "registries",
+)
 """Read vLLM's sources; the probe takes them along."""
 GPU_DEVICES = ("/dev/kfd", "/dev/dri")
 HELP_OPTION = re.compile(r"^ {2}(-[-\w, ]+?)(?:\s{2,}| [A-Z{\[]|$)", re.MULTILINE)
@@ -186,6 +198,8 @@ def read_sources(store: Store, directory: Path, release: str) -> int:
     found = {
         "configs": config_classes(sources, store.json_flags()),
         "quantization": quantization(sources),
+        "checkpoints": checkpoints(sources),
+        "architectures": architectures(sources),
         "checks": checks(directory / "vllm", list(flags), store.json_flags()),
         "registries": registries(directory / "vllm"),
     }

@@ -32,7 +32,14 @@ ENV_DEFAULTS: dict[str, Any] = {"type": "text", "default": None, "choices": None
 FIELD_DEFAULTS: dict[str, Any] = {"type": "", "limits": {}, "before": False}
 REGISTRY_DEFAULTS: dict[str, Any] = {}
 CHECK_DEFAULTS: dict[str, Any] = {"at": ""}
-QUANTIZATION_DEFAULTS: dict[str, Any] = {"rocm": False, "deprecated": False}
+QUANTIZATION_DEFAULTS: dict[str, Any] = {
+    "rocm": False,
+    "deprecated": False,
+    "dtypes": ["bfloat16", "float16"],
+    "files": [],
+    "unquantized": False,
+}
+CHECKPOINT_DEFAULTS: dict[str, Any] = {"runs": {}}
 
 
 def pack(

@@ -320,9 +320,11 @@ def variables(package):
 
 def main():
     """Print what this vLLM accepts."""
+    from catalog.tools.architectures import architectures
     from catalog.tools.checks import checks
+    from catalog.tools.quantization import checkpoints, quantization
     from catalog.tools.registries import registries
-    from catalog.tools.sources import Sources, config_classes, quantization
+    from catalog.tools.sources import Sources, config_classes
 
     os.environ.update(_CHATTY)
     # With --help among the arguments vLLM keeps help texts, which tell what is deprecated; but with it
@@ -350,6 +352,8 @@ def main():
         "env": variables(package),
         "configs": config_classes(Sources(package), sorted(serve)),
         "quantization": quantization(Sources(package)),
+        "checkpoints": checkpoints(Sources(package)),
+        "architectures": architectures(Sources(package)),
         "checks": checks(package, sorted(serve), sorted(serve)),
         "registries": registries(package),
     }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read what a vLLM release accepts out of its Python sources, without importing it.
 
-Configuration classes with the types and limits of their fields, and quantization methods. Only the standard library
-is needed, so that this also runs in an image's own Python.
+Configuration classes with the types and limits of their fields. Only the standard library is needed, so that this also
+runs in an image's own Python.
 """
 
 from __future__ import annotations
@@ -283,46 +283,9 @@ def config_classes(sources: Sources, flags: list[str]) -> dict[str, dict[str, ob
     return dict(sorted(found.items()))
 
 
-def quantization(sources: Sources) -> dict[str, dict[str, bool]]:
-    """Quantization methods: whether ROCm runs one, and whether it needs --allow-deprecated-quantization."""
-    methods = sources.module("vllm.model_executor.layers.quantization")
-    rocm = sources.module("vllm.platforms.rocm")
-    if methods is None:
-        return {}
-    listed = methods.values.get("QuantizationMethods") or methods.values.get("QUANTIZATION_METHODS")
-    names = _texts(sources.expanded(methods, listed)) if listed is not None else []
-    old = _texts(methods.values.get("DEPRECATED_QUANTIZATION_METHODS"))
-    supported = _class_list(rocm, "supported_quantization") or _local_list(
-        sources, "rocm_supported_quantization"
-    )
-    return {
-        name: {"rocm": not supported or name in supported, "deprecated": name in old}
-        for name in sorted({*names, *old})
-    }
-
-
 def _texts(node: ast.expr | None) -> list[str]:
     """Texts of a list, of a Literal, or the keys of a map."""
     if node is None:
         return []
     items = node.keys if isinstance(node, ast.Dict) else list(ast.walk(node))
     return [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
-
-
-def _class_list(module: Module | None, name: str) -> list[str]:
-    """The texts of a list in the body of any class."""
-    for node in module.classes.values() if module else ():
-        for item in node.body:
-            targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
-            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                return _texts(getattr(item, "value", None))
-    return []
-
-
-def _local_list(sources: Sources, name: str) -> list[str]:
-    """The texts of a list that a function of vllm/config.py assigns, as the first releases have it."""
-    path = sources.package / "config.py"
-    for item in ast.walk(ast.parse(path.read_text())) if path.is_file() else ():
-        if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == name:
-            return _texts(item.value)
-    return []

@@ -17,6 +17,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.versions imp
 from .compare import Difference, differences
 from .packing import (
     CHECK_DEFAULTS,
+    CHECKPOINT_DEFAULTS,
     ENV_DEFAULTS,
     FIELD_DEFAULTS,
     FLAG_DEFAULTS,
@@ -35,6 +36,14 @@ PROBE = 2
 """Version of the probe's output that this reads."""
 
 
+READ: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("quantization", "methods", QUANTIZATION_DEFAULTS),
+    ("checkpoints", "checkpoints", CHECKPOINT_DEFAULTS),
+    ("architectures", "architectures", {}),
+    ("checks", "checks", CHECK_DEFAULTS),
+    ("registries", "names", REGISTRY_DEFAULTS),
+)
+"""Files that hold what was read of the sources: their names, the key of the entries, and what those are by default."""
 _NO_CLASS: Mapping[str, Any] = {"flags": [], "fields": {}}
 
 
@@ -74,11 +83,8 @@ class Store:
         for name in sorted({*known, *probe["configs"]}):
             fields = known.get(name, _NO_CLASS)["fields"]
             yield from against(name, fields, probe["configs"].get(name, _NO_CLASS)["fields"], FIELD_DEFAULTS)
-        methods = self._read("quantization.json")["methods"]
-        yield from against("quantization", methods, probe["quantization"], QUANTIZATION_DEFAULTS)
-        yield from against("checks", self._read("checks.json")["checks"], probe["checks"], CHECK_DEFAULTS)
-        names = self._read("registries.json")["names"]
-        yield from against("registries", names, probe["registries"], REGISTRY_DEFAULTS)
+        for name, body, defaults in READ:
+            yield from against(name, self._read(f"{name}.json")[body], probe[name], defaults)
         for name, item in self._read("bench.json")["commands"].items():
             if name in probe["bench"]:
                 yield from against(name, item["flags"], probe["bench"][name]["flags"], FLAG_DEFAULTS)
@@ -132,12 +138,9 @@ class Store:
         configs |= {"defaults": FIELD_DEFAULTS, "classes": classes}
         write_table(self.root / "configs.json", configs, "classes", "fields")
 
-        for name, body, defaults in (
-            ("quantization", "methods", QUANTIZATION_DEFAULTS),
-            ("checks", "checks", CHECK_DEFAULTS),
-            ("registries", "names", REGISTRY_DEFAULTS),
-        ):
+        for name, body, defaults in READ:
             data = self._read(f"{name}.json")
+            data["defaults"] = defaults
             data[body] = replace(after, data[body], release, found[name], defaults, before)
             write_table(self.root / f"{name}.json", data, body)
 

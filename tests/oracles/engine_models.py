@@ -268,7 +268,13 @@ DRAFTS: Mapping[str, Config] = {
     },
 }
 """Models that draft for them."""
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+"""What each checkpoint consists of."""
 ALL: Mapping[str, Config] = {**TARGETS, **DRAFTS}
+
+
+ADAPTERS = ("adapter", "other")
+"""Directories of adapters."""
 
 
 def write(directory: Path) -> None:
@@ -299,3 +305,7 @@ def write(directory: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         for file, content in {**files, "config.json": config}.items():
             (target / file).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    for name in ADAPTERS:
+        (directory / name).mkdir(exist_ok=True)
+        content = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
+        (directory / name / "adapter_config.json").write_text(json.dumps(content), encoding="utf-8")

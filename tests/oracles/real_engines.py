@@ -37,7 +37,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import ch
 from tests import ROOT
 from tests.commands import instances
 from tests.oracles.engine_cases import Case, cases
-from tests.oracles.engine_models import ALL, write
+from tests.oracles.engine_models import ALL, FILES, write
 from tests.oracles.real_engines_runner import MARKER
 from tests.oracles.real_parsers import program
 from tests.oracles.vllm_wheels import VERSIONS, fetch, libraries
@@ -88,7 +88,7 @@ def _lock(version: str) -> Lock:
 
 @cache
 def _models() -> dict[str, ModelSource]:
-    return {name: ModelSource(config) for name, config in ALL.items()}
+    return {name: ModelSource(config, tuple((file, 1000) for file in FILES)) for name, config in ALL.items()}
 
 
 def plan(case: Case, version: str) -> Plan:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import importlib.metadata
+import inspect
 import json
 import os
 import sys
@@ -145,6 +146,8 @@ def on_rocm() -> None:
     sys.meta_path.append(AnyFinder())
     registry = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda fn: fn()
+    # Compiled for ROCm too, and no part of what is unpacked here.
+    importlib.import_module("vllm.device_allocator.cumem").cumem_available = True
 
 
 def warm() -> None:
@@ -154,6 +157,73 @@ def warm() -> None:
         for name in json.loads(path.read_text(encoding="utf-8"))["architectures"]:
             if name in registry.ModelRegistry.models:
                 registry.ModelRegistry._try_inspect_model_cls(name)
+
+
+def accepted(function: object, given: dict) -> dict:
+    """Those of the arguments that a function has in this release."""
+    known = inspect.signature(function).parameters
+    every = any(item.kind is item.VAR_KEYWORD for item in known.values())
+    return {name: value for name, value in given.items() if every or name in known}
+
+
+def choose_attention(config: object) -> None:
+    """Choose the attention backend and make its implementation, as every layer does when the model is made."""
+    choose = probe.first_import(
+        "vllm.v1.attention.selector:get_attn_backend", "vllm.attention.selector:get_attn_backend"
+    )
+    current = probe.first_import(
+        "vllm.config.vllm:set_current_vllm_config", "vllm.config:set_current_vllm_config"
+    )
+    model, cache = config.model_config, config.cache_config
+    sinks = "GptOssForCausalLM" in model.architectures
+    heads = model.get_num_attention_heads(config.parallel_config)
+    given = {
+        "head_size": model.get_head_size(),
+        "dtype": model.dtype,
+        "kv_cache_dtype": cache.cache_dtype,
+        "block_size": cache.block_size,
+        "use_mla": model.use_mla,
+        "has_sink": sinks,
+        "num_heads": heads,
+    }
+    with current(config):
+        implementation = choose(**accepted(choose, given)).get_impl_cls()
+        layer = {
+            "num_heads": heads,
+            "head_size": model.get_head_size(),
+            "scale": 1.0,
+            "num_kv_heads": model.get_num_kv_heads(config.parallel_config),
+            "alibi_slopes": None,
+            "sliding_window": None,
+            "kv_cache_dtype": cache.cache_dtype,
+            "logits_soft_cap": None,
+            "attn_type": "decoder",
+            "kv_sharing_target_layer_name": None,
+        }
+        if model.use_mla:
+            text = model.hf_text_config
+            sizes = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+            latent = {name: getattr(text, name) for name in sizes}
+            latent["qk_head_dim"] = text.qk_nope_head_dim + text.qk_rope_head_dim
+            layer |= {**latent, "kv_b_proj": None}
+        if sinks:
+            layer["sinks"] = importlib.import_module("torch").zeros(heads)
+        try:
+            implementation(**accepted(implementation.__init__, layer))
+        except (NotImplementedError, ValueError):
+            raise
+        except Exception:
+            return  # made with parts of a model, which this has not
+
+
+def find_adapters(config: object, modules: object) -> None:
+    """Load each adapter as far as it goes without GPUs: the server ends when one is not there."""
+    for item in modules:
+        if config.lora_config is None:
+            runner = probe.first_import("vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin")
+            runner._ensure_lora_enabled(types.SimpleNamespace())
+        find = probe.first_import("vllm.lora.utils:get_adapter_absolute_path")
+        (Path(find(item.path)) / "adapter_config.json").read_text(encoding="utf-8")
 
 
 class Engine:
@@ -190,9 +260,13 @@ class Engine:
         engine = self.arguments.from_cli_args(args)
         yield "engine config"
         if "usage_context" in engine.create_engine_config.__code__.co_varnames:
-            engine.create_engine_config(usage_context=self.usage.OPENAI_API_SERVER)
+            config = engine.create_engine_config(usage_context=self.usage.OPENAI_API_SERVER)
         else:
-            engine.create_engine_config()
+            config = engine.create_engine_config()
+        yield "attention"
+        choose_attention(config)
+        yield "adapters"
+        find_adapters(config, getattr(args, "lora_modules", None) or ())
 
     def verdict(self, argv: list[str]) -> dict:
         """Whether a command line gets as far as the start of the engine."""

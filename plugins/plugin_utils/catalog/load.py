@@ -21,6 +21,7 @@ from .env_vars import EnvTable, env_table
 from .flags import FlagTable, flag_table
 from .forks import Fork, Forks, parse_forks, renamed_settings
 from .gpus import GpuCatalog, parse_gpus
+from .quantization import Quantization, quantization
 from .recipes import Recipe, parse_recipe
 from .replacements import Replacements, parse_replacements
 from .settings import SettingsBook
@@ -75,6 +76,7 @@ class Knowledge:
         self._flags: dict[str, FlagTable] = {}
         self._env: dict[str, EnvTable] = {}
         self._checks: dict[str, tuple[Check, ...]] = {}
+        self._quantization: dict[int, Quantization] = {}
 
     @functools.cached_property
     def line(self) -> Timeline:
@@ -149,14 +151,18 @@ class Knowledge:
             self._checks[version] = engine_checks(self._json("vllm/checks.json"), self.flags(version))
         return self._checks[version]
 
-    def quantization(self, release: Release) -> dict[str, Mapping[str, bool]]:
-        """Return the quantization methods of a release: whether ROCm runs each (rocm), and deprecated."""
-        data = self._json("vllm/quantization.json")
-        return {
-            name: {key: self.line.value(entry.get(key, ()), release.index, False) for key in data["defaults"]}
-            for name, entry in data["methods"].items()
-            if self.line.within(entry["present"], release.index)
-        }
+    def quantization(self, release: Release) -> Quantization:
+        """Return the quantization methods of a release, and which of them run which checkpoints."""
+        if release.index not in self._quantization:
+            data = (self._json("vllm/quantization.json"), self._json("vllm/checkpoints.json"))
+            self._quantization[release.index] = quantization(*data, self.line, release.index)
+        return self._quantization[release.index]
+
+    @functools.cached_property
+    def architectures(self) -> Mapping[str, Any]:
+        """Return the model architectures, with the releases that have each."""
+        found: Mapping[str, Any] = self._json("vllm/architectures.json")["architectures"]
+        return found
 
     def registered(self, kind: str, release: Release) -> frozenset[str]:
         """Return the names that a release registers: of a kv_connector, ec_connector, reasoning_parser, tool_parser."""

@@ -33,6 +33,7 @@ from ..tuning.companion_models import (
 from ..tuning.drafts import Draft
 from ..tuning.feasibility import Feasibility, KnownModel, check_feasibility
 from ..tuning.image_software import software_of, wrong_dockerfile
+from ..tuning.model_refusals import model_refusals
 from ..tuning.shared_memory import shared_memory
 from ..tuning.start_refusals import start_refusals
 from ..tuning.tune import TargetGpu, TunedSettings, tune
@@ -210,6 +211,8 @@ class InstanceFactory:
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
         wrong += (*unnamed_repositories(deployment), *wrong_dockerfile(deployment, self.knowledge.forks))
         wrong += start_refusals(deployment, tuned, config)
+        stops, doubts = model_refusals(deployment, tuned, config, self.knowledge)
+        wrong, verdict = (*wrong, *stops), replace(verdict, warnings=(*verdict.warnings, *doubts))
         return DeploymentDecision(tuned, verdict, wrong)
 
     def _draft(self, deployment: Deployment, endpoint: str) -> Draft | None:

@@ -32,12 +32,28 @@ def refused(
     backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
     if _latent(tuned, model) and engine.platform == ROCM:  # vLLM's own choice may stop it too
         name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": bool(model.sparse)})
+    elif engine.platform == ROCM and not isinstance(name, str):
+        return _wrong_blocks(deployment, tuned, engine, backends)
     if not isinstance(name, str) or name not in knowledge.backends["backends"]:
         return ()
     return tuple(
         Problem(deployment.path, f"attention backend {name}: {misfit}.", "Choose another, or leave it out.")
         for misfit in backends.misfits(name, _shape_facts(tuned, model, engine))
     )
+
+
+def _wrong_blocks(
+    deployment: Deployment, tuned: TunedSettings, engine: EngineConfig, backends: Backends
+) -> tuple[Problem, ...]:
+    """A size of blocks with which vLLM would find no attention backend; it looks since it takes any size, 0.18.0."""
+    if "--block-size" not in tuned.args or not tuned.table.line.inside("0.18.0", None, tuned.release.index):
+        return ()
+    names = [str(candidate["backend"]) for candidate in backends.era[DENSE]]
+    misfits = [backends.misfits(name, {"block_size": engine.block_size}) for name in names]
+    if not all(misfits):
+        return ()
+    what = f"no attention backend of vLLM {tuned.release.requested} can run: {misfits[-1][0]}."
+    return (Problem(deployment.path, what, "Leave block_size out, or choose such a multiple."),)
 
 
 def _latent(tuned: TunedSettings, model: ModelFacts) -> bool:

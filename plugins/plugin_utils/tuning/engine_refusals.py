@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...module_utils.common.errors import Path, Problem, suggest
+from ...module_utils.common.errors import Path, Problem
 from ..catalog.engine_checks import EngineFacts, refusals
 from ..catalog.images import ImageFacts
 from ..catalog.load import Knowledge
@@ -55,7 +55,6 @@ def engine_refusals(
     version = tuned.release.requested
     problems, warnings = [], []
     for path, what, fix in (
-        *_quantization(deployment, software, tuned, knowledge),
         *_draft(deployment, tuned, knowledge),
         *(
             (_path(deployment, arguments), what, fix)
@@ -74,28 +73,6 @@ def engine_refusals(
         else:
             warnings.append(f"{what} {fix}")
     return tuple(problems), tuple(warnings)
-
-
-def _quantization(
-    deployment: Deployment, software: ImageFacts, tuned: TunedSettings, knowledge: Knowledge
-) -> Iterator[tuple[Path, str, str]]:
-    """Yield why a quantization method is refused: unknown, not on ROCm, or deprecated."""
-    name = str(tuned.args.get("--quantization") or "").lower()
-    methods = knowledge.quantization(tuned.release)
-    if not name or not methods:
-        return
-    version, path = tuned.release.requested, _path(deployment, ("quantization",))
-    note = tuned.table.replacements.choice("--quantization", name)
-    known = methods.get(name)
-    usable = [item for item, facts in methods.items() if facts["rocm"] and not facts["deprecated"]]
-    fix = note or suggest(name, usable)
-    if known is None:
-        yield path, f"vLLM {version} has no quantization method {name}.", fix
-    elif not known["rocm"] and software.platform not in OTHER_PLATFORMS:
-        yield path, f"vLLM {version} does not run the quantization method {name} on ROCm.", fix
-    elif known["deprecated"] and not tuned.args.get("--allow-deprecated-quantization"):
-        what = f"The quantization method {name} is deprecated in vLLM {version}, which stops."
-        yield path, what, f"Set allow_deprecated_quantization: true as well. {note or ''}".rstrip()
 
 
 def _draft(

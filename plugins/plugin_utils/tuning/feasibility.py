@@ -22,6 +22,7 @@ from ..sizing.fit import EngineConfig, Fit, fit, refusals
 from ..sizing.kv_cache import CacheRules
 from ..sizing.shape import ModelShape, model_shape
 from . import attention
+from .checkpoint_refusals import checkpoint_refusals
 from .drafts import Draft, draft_notes, with_draft
 from .engine_refusals import engine_refusals
 from .memory_messages import FEW_REQUESTS, doubled_batch, partition_too_small, too_large, unsure
@@ -90,6 +91,8 @@ def check_feasibility(
     stops, doubts = engine_refusals(
         deployment, software, tuned, model.facts, _longest(tuned, model), knowledge
     )
+    more, unsure_of = checkpoint_refusals(deployment, software, tuned, model.config, model.files, knowledge)
+    stops, doubts = (*stops, *more), (*doubts, *unsure_of)
     problems, warnings = (*problems, *stops), (*warnings, *doubts)
     if stops:
         return Feasibility(None, problems, warnings)

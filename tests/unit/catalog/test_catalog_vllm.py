@@ -20,6 +20,7 @@ from catalog import regenerate
 from catalog.tools.forks import fork_tables
 from catalog.tools.packing import (
     CHECK_DEFAULTS,
+    CHECKPOINT_DEFAULTS,
     ENV_DEFAULTS,
     FIELD_DEFAULTS,
     FLAG_DEFAULTS,
@@ -151,6 +152,8 @@ def test_what_a_plan_needs_of_one_release_takes_little_work(monkeypatch: pytest.
         ("configs", "classes", "fields", FIELD_DEFAULTS),
         ("bench", "commands", "flags", FLAG_DEFAULTS),
         ("quantization", "methods", "", QUANTIZATION_DEFAULTS),
+        ("checkpoints", "checkpoints", "", CHECKPOINT_DEFAULTS),
+        ("architectures", "architectures", "", {}),
         ("checks", "checks", "", CHECK_DEFAULTS),
         ("registries", "names", "", REGISTRY_DEFAULTS),
     ],
@@ -186,6 +189,10 @@ def probe_of(root: Path, release: str) -> dict[str, Any]:
         "quantization": unpack(
             line, read_json(root / "quantization.json")["methods"], release, QUANTIZATION_DEFAULTS
         ),
+        "checkpoints": unpack(
+            line, read_json(root / "checkpoints.json")["checkpoints"], release, CHECKPOINT_DEFAULTS
+        ),
+        "architectures": unpack(line, read_json(root / "architectures.json")["architectures"], release, {}),
         "checks": unpack(line, read_json(root / "checks.json")["checks"], release, CHECK_DEFAULTS),
         "registries": unpack(line, read_json(root / "registries.json")["names"], release, REGISTRY_DEFAULTS),
         "bench": {

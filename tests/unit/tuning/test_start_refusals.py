@@ -34,7 +34,7 @@ WITH_DRAFT = {**EAGLE, "model": "org/eagle3", "draft_tensor_parallel_size": 2}
     ("llama", {"video_pruning_rate": 1.5}, ""),
     ("llama", {"num_gpu_blocks_override": ""}, ""),  # the parser reads it as none
     ("llama-awq", {}, ""),
-    ("llama-awq", {"dtype": "float32"}, "AWQ needs dtype"),
+    ("llama-awq", {"dtype": "float32"}, "does not compute in float32"),
 ])  # fmt: skip
 def test_the_plan_says_what_vllm_would(model: str, flags: dict[str, Any], said: str) -> None:
     """Each verdict is that of the release's own engine configuration."""

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention backends that vLLM would not start with, by its own choice of them on a simulated MI300X."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.oracles.engine_cases import Case
+from tests.oracles.real_engines import plan
+
+
+@pytest.mark.parametrize(("version", "model", "flags", "said"), [
+    ("0.24.0", "llama", {"block_size": 17}, "block_size 17 is no multiple of 16"),
+    ("0.24.0", "llama", {"block_size": 8}, "block_size 8 is no multiple of 16"),
+    ("0.24.0", "llama", {"block_size": 48}, ""),
+    ("0.16.0", "llama", {"block_size": 8}, ""),
+    ("0.24.0", "deepseek-v3-bf16", {"block_size": 1}, "attention backend triton_mla"),
+    ("0.24.0", "deepseek-v3-bf16", {"kv_cache_dtype": "fp8"}, ""),
+    ("0.16.0", "deepseek-v3-bf16", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 is not among"),
+    ("0.24.0", "llama", {"attention_backend": "FLASHINFER"}, "FLASHINFER is no attention backend"),
+    ("0.24.0", "gpt-oss", {"attention_backend": "ROCM_ATTN"}, "attention sinks are not supported"),
+    ("0.16.0", "gpt-oss", {"attention_backend": "ROCM_ATTN"}, ""),
+])  # fmt: skip
+def test_attention(version: str, model: str, flags: dict[str, Any], said: str) -> None:
+    found = plan(Case(model, flags, {}), version).problems
+    assert bool(found) == bool(said), found
+    assert said in " ".join(found)
