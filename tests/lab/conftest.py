@@ -77,6 +77,7 @@ ORDER = (
     "burnin",
     "storage",
     "real_accuracy",
+    "quantize",
 )
 
 
