@@ -48,7 +48,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The key of an operator, made as the page says."""
     directory = tmp_path_factory.mktemp("keys")
     for line in re.findall(r"^\$ (openssl .*)$", PAGE, re.MULTILINE):
-        subprocess.run(line, shell=True, cwd=directory, check=True)
+        subprocess.run(["/bin/sh", "-c", line], cwd=directory, check=True)
     return directory
 
 
