@@ -79,7 +79,7 @@ lab-down: ## stop the lab's containers; images and weights stay
 	$(LAB) down
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test packages lint types unit coverage labs lab-test deep parsers engines shapes payload generate docs bench mutants nightly
+.PHONY: test packages lint types unit coverage labs lab-test deep parsers engines shapes quantizers payload generate docs bench mutants nightly
 test: packages venv ## lint, types, unit tests, sanity, lab tests; what it leaves to make nightly is marked deep
 	@# The labs come up meanwhile. Lab tests wait more than they compute: unit tests take what time they leave.
 	@$(MAKE) labs & labs=$$!; \
@@ -141,6 +141,19 @@ shapes: venv-dev $(PARSERS)/.installed ## random shapes of each architecture of 
 	$(BIN)/python -m tests.oracles.held_out --python $(PARSERS)/venv/bin/python --seed $(or $(SEED),$(shell date +%F)) \
 	    $(SHAPES_ARGS)
 
+QUANTIZERS := .cache/quantizers
+$(QUANTIZERS)/.installed: catalog/quantization/quark-requirements.txt lab/vllm-requirements.lock
+	test -x $(QUANTIZERS)/venv/bin/pip || $(PYTHON) -m venv --clear $(QUANTIZERS)/venv
+	@# PyTorch comes from the image in a container, here from the lab's list.
+	$(QUANTIZERS)/venv/bin/pip install --quiet --disable-pip-version-check --no-deps $(LAB_PIP_ARGS) \
+	    $$(grep -iE '^(torch|jinja2|markupsafe|networkx|setuptools)==' lab/vllm-requirements.lock)
+	$(QUANTIZERS)/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+	    -r catalog/quantization/quark-requirements.txt
+	touch $@
+
+quantizers: venv-dev $(QUANTIZERS)/.installed ## the lab's model by the real AMD Quark, compared, signed, tampered with (fetches it)
+	$(BIN)/python -m tests.oracles.real_quantizers --python $(QUANTIZERS)/venv/bin/python
+
 payload: venv-dev ## what Ansible sends to a node for each module, and whether it is too much (MODULE=vllm_server)
 	$(BIN)/python -m tests.payload $(MODULE)
 
@@ -164,8 +177,8 @@ mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="s
 	    --jobs $(or $(JOBS),2) --at-least 92
 
 # What runs at night, and how long each may take; all run, whatever fails.
-NIGHTLY := 60m:test 240m:deep 60m:bench 40m:parsers 60m:engines 40m:shapes 90m:mutants 20m:demo
-nightly: ## make test, and all that is too long for it: deep, bench, parsers, engines, shapes, mutants, the demo
+NIGHTLY := 60m:test 240m:deep 60m:bench 40m:parsers 60m:engines 40m:shapes 40m:quantizers 90m:mutants 20m:demo
+nightly: ## make test, and all that is too long for it: deep, bench, parsers, engines, shapes, quantizers, mutants, the demo
 	@failed=; for job in $(NIGHTLY); do \
 	    timeout --kill-after=1m $${job%%:*} $(MAKE) $${job##*:} || failed="$$failed $${job##*:}"; \
 	done; test -z "$$failed" || { echo "nightly: failed or over its time:$$failed"; exit 1; }

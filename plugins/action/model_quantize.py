@@ -50,7 +50,7 @@ class ActionModule(ProgramAction):
         key = _read_key(secret)
         output_name(request, data, "model")  # what is wrong here is wrong for any source
         seen = super().call({**args, "step": "facts"}, facts)
-        if seen.get("failed") or seen.get("unreachable"):
+        if "facts" not in seen:  # it failed, or the host was not reached
             return seen
         plan = plan_quantization(request, data, requirements, seen["facts"], str(args["image"]))
         result = self._made(args, facts, plan, requirements[plan.backend])

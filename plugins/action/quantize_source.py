@@ -52,4 +52,5 @@ class ActionModule(ControllerAction):
             str(own.get("hf_model_cache_dir") or HF_CACHE),
             str(own.get("hf_model_endpoint") or ""),
             ask,
+            reader.registered(host, "node_state_result").get("node_state", {}).get("models") or (),
         )

@@ -248,7 +248,7 @@ def work(params, check):
         return write_signature(params["signature"]["path"], params["signature"]["text"], check)
     client = connect(params["docker_socket"], check)
     if params["step"] == "facts":
-        return {"changed": False, "facts": read_facts(client, params)}
+        return {"changed": False, "facts": read_facts(client, params, check)}
     return quantize(client, params, check)
 
 

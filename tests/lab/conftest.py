@@ -79,6 +79,7 @@ ORDER = (
     "storage",
     "distribution",
     "real_accuracy",
+    "quantize",
 )
 
 

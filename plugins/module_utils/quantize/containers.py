@@ -76,7 +76,8 @@ class ContainerRun:
                 "GroupAdd": [str(group) for group in groups],
                 "CapDrop": ["ALL"],
                 "CapAdd": ["CHOWN", "DAC_OVERRIDE", "FOWNER"],
-                "SecurityOpt": ["no-new-privileges"],
+                # HIP sets memory policies, which Docker's own filter forbids.
+                "SecurityOpt": ["no-new-privileges", *(["seccomp=unconfined"] if self.devices else [])],
                 "CpuShares": 2,  # instances have 1024
                 "OomScoreAdj": 1000,
                 **({"Memory": self.memory} if self.memory else {}),

@@ -37,14 +37,17 @@ _LICENCES = re.compile(r"(LICENSE|LICENCE|USE_POLICY|NOTICE)[^/]*", re.IGNORECAS
 _CARD_LIMIT = 2**20
 
 
-def read_facts(client: DockerClient, params: Mapping[str, Any], root: str = "/") -> Json:
-    """Return everything that the plan of a quantization depends on. Raise NodeError if the source is not there."""
+def read_facts(client: DockerClient, params: Mapping[str, Any], check: bool = False, root: str = "/") -> Json:
+    """Return everything that the plan of a quantization depends on. Raise NodeError if the source is not there.
+
+    check: a file of the control node is not copied in check mode.
+    """
     source = Source(root)
     calibration = params["calibration"] or ""
     found = image(client, params["image"])
     return {
         "source": read_source(params["source"]),
-        "calibration": read_calibration(calibration) if calibration else None,
+        "calibration": read_calibration(calibration, check) if calibration else None,
         "outputs": read_outputs(),
         "disk_free": free_bytes(paths.MODELS),
         "memory_available": memory_available(source),
@@ -100,8 +103,15 @@ def _identity(path: str) -> Json:
     return {"repo": path, "commit": commit_of(files), "local": True}
 
 
-def read_calibration(path: str) -> Json:
+def read_calibration(path: str, check: bool = False) -> Json:
     """Return the path of the calibration data and the hash of its content."""
+    if check and os.path.dirname(path) == paths.CALIBRATION and not os.path.exists(path):
+        return {
+            "path": path,
+            "mount": paths.CALIBRATION,
+            "inside": os.path.basename(path),
+            "sha256": "not copied yet",
+        }
     if os.path.isfile(path):
         directory = os.path.dirname(path)
         with open(path, "rb") as stream:

@@ -8,8 +8,8 @@ from ..common.paths import DATA_DIR
 HOME = DATA_DIR + "/quantize"
 MODELS = DATA_DIR + "/models"
 HASHES = HOME + "/hashes"
-PACKAGES = HOME + "/packages"
 LOGS = HOME + "/logs"
+CALIBRATION = HOME + "/calibration"  # roles/quantize/tasks/copy.yml copies files there
 
 ENV_MOUNT = "/quantize/env"
 SOURCE_MOUNT = "/quantize/source"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...module_utils.common.errors import FleetError, Problem
@@ -27,9 +27,16 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 
 
 def find_source(
-    options: Mapping[str, Any], cache_dir: str, endpoint: str, pin: Callable[[str, str, str], ModelPin]
+    options: Mapping[str, Any],
+    cache_dir: str,
+    endpoint: str,
+    pin: Callable[[str, str, str], ModelPin],
+    there: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return path and models, as the module quantize_source does. pin: asks the hub. Raises FleetError."""
+    """Return path and models, as the module quantize_source does. Raises FleetError.
+
+    pin: asks the hub. there: the snapshots that were observed on the host; one that a deployment has is left as it is.
+    """
     source, path = str(options["source"]), ("quantize_source",)
     if source.startswith("/"):
         if ".." in source.split("/") or ":" in source:
@@ -60,9 +67,15 @@ def find_source(
         "include": list(include),
         "exclude": list(NOT_QUANTIZED),
     }
+    complete = any(
+        item.get("complete")
+        and (item.get("repo"), item.get("commit")) == (source, found.commit)
+        and str(item.get("cache_dir")).rstrip("/") == cache_dir.rstrip("/")
+        for item in there
+    )
     folder = f"models--{source.replace('/', '--')}"
     return {
         "changed": False,
         "path": f"{cache_dir.rstrip('/')}/hub/{folder}/snapshots/{found.commit}",
-        "models": [model],
+        "models": [] if complete else [model],
     }

@@ -29,6 +29,7 @@ WITH_SOURCES = [
     CATALOG / "images.yml",
     CATALOG / "host_items.yml",
     CATALOG / "accuracy.yml",
+    CATALOG / "quantization/schemes.yml",
 ]
 
 
@@ -63,6 +64,10 @@ def test_recipes_match_their_schema(path: Path) -> None:
 def test_suites_match_their_schema(path: Path) -> None:
     assert problems(read(path), schema("suite")) == []
     assert read(path)["suite"] == path.stem
+
+
+def test_schemes_of_quantization_match_their_schema() -> None:
+    assert problems(read(CATALOG / "quantization/schemes.yml"), schema("quantization")) == []
 
 
 @pytest.mark.parametrize("path", BASELINES, ids=lambda path: path.name)

@@ -145,6 +145,13 @@ def test_a_model_of_the_hub_is_downloaded_by_commit_without_other_formats() -> N
     assert model["hashes"] == {"model.safetensors": "sha256:" + "a" * 64}
 
 
+def test_weights_that_a_deployment_has_are_left_as_they_are() -> None:
+    there = {"repo": "lab/tiny", "commit": COMMIT, "cache_dir": "/data/hf", "complete": True}
+    assert find_source(OPTIONS, "/data/hf/", "", lambda *_args: PIN, [there])["models"] == []
+    for other in ({"complete": False}, {"commit": "9" * 40}, {"cache_dir": "/hf"}):
+        assert find_source(OPTIONS, "/data/hf", "", lambda *_args: PIN, [{**there, **other}])["models"]
+
+
 def test_a_path_is_taken_as_it_is_and_others_are_refused() -> None:
     assert find_source({**OPTIONS, "source": "/data/m/"}, "/hf", "", lambda *_args: PIN)["path"] == "/data/m"
     for wrong in ("a/b/c", "../x", "/data/../etc", ""):

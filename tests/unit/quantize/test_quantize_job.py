@@ -236,7 +236,7 @@ def test_facts_of_a_directory_and_of_a_snapshot_of_the_hub(tmp_path: Path, docke
     local = write_model(tmp_path / "local", code=1)
     tree = Tree(tmp_path / "gpus").build()
     given = {"source": str(local), "calibration": "", "image": IMAGE}
-    found = facts.read_facts(DockerClient(docker.path), given, str(tree.root))
+    found = facts.read_facts(DockerClient(docker.path), given, root=str(tree.root))
     source = found["source"]
     assert (source["repo"], source["files"], len(source["commit"])) == (str(local), 1, 40)
     assert source["card"] == {"license": "llama3.1", "base_model": "lab/base"}
@@ -254,4 +254,6 @@ def test_a_source_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"has no config\.json"):
         facts.read_source(str(tmp_path))
     with pytest.raises(NodeError, match="quantize_calibration_file"):
-        facts.read_calibration(str(tmp_path / "gone"))
+        facts.read_calibration(str(tmp_path / "gone"), check=True)
+    copied_later = facts.read_calibration(f"{paths.CALIBRATION}/texts.jsonl", check=True)
+    assert copied_later["inside"] == "texts.jsonl"

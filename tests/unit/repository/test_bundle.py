@@ -23,12 +23,15 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archi
 from tests.worlds.plan_world import deployment, plan, state
 
 ACTIONS = "ansible_collections.instinct.fleet.plugins.action"
-SCRIPTS = ("bench_job", "burnin", "download", "haproxy_agent", "inspect_image", "keepalived_check", "router")
+SCRIPTS = (
+    "bench_job", "burnin", "download", "haproxy_agent", "inspect_image", "keepalived_check", "quantize", "router",
+)  # fmt: skip
 GIVEN = {
     "blob_swarm": archive("swarm"),
     "hf_model": script("download"),
     "partition_boot": archive("partition_boot"),
     "gpu_burnin": script("burnin"),
+    "model_quantize": script("quantize"),
     "vllm_bench": script("bench_job"),
     "vllm_image": script("inspect_image"),
     "vllm_server": bundle("supervisor").files,
@@ -51,7 +54,9 @@ def imported(text: str) -> set[str]:
 def test_a_program_of_one_text_needs_nothing_of_ours(name: str) -> None:
     text = script(name)
     compile(text, name, "exec")
-    own = {"burnin": {"torch"}, "download": {"huggingface_hub"}}.get(name, set())  # the image's
+    quark = {"quark", "llmcompressor", "torch", "transformers", "safetensors", "pyarrow"}
+    owned = {"burnin": {"torch"}, "download": {"huggingface_hub"}, "quantize": quark}
+    own = owned.get(name, set())  # the image's, or beside it
     assert imported(text) - own <= set(sys.stdlib_module_names)
     assert "__main__" in text
 
@@ -72,7 +77,7 @@ def test_the_action_plugin_hands_the_program_over(name: str, monkeypatch: pytest
         args={"timeout": 5}, async_val=0, delegate_to=None, action=f"instinct.fleet.{name}"
     )
     assert plugin.run(None, {}) == {"changed": True}
-    composed = {"jobs": {}} if name == "vllm_bench" else {}
+    composed = {"vllm_bench": {"jobs": {}}, "model_quantize": {"step": "facts"}}.get(name, {})
     (given,) = sent
     assert given.pop("lease")["run"]
     assert sent == [{"timeout": 5, **composed, "program": GIVEN[name]}]

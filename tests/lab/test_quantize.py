@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of docs/quantize.md on a lab node: AMD Quark makes FP8 weights of the hub's model, on the CPU, without a
+network; signed, copied to another node, served by the real vLLM on both with equal tokens; a tampered copy is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.config import VLLM_VERSION
+from tests import ROOT
+
+from .conftest import Lab, copy_inventory, reset_lab
+from .helpers import MODEL, deployment
+
+pytestmark = pytest.mark.deep  # 250 MB of packages, PyTorch's imports and two real engines on two cores
+PAGE = (ROOT / "docs/quantize.md").read_text(encoding="utf-8")
+IMAGE = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
+MODELS = "/var/lib/instinct-fleet/models"
+NAME = "tiny-llama-ptpc-fp8"
+ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+ARGS = {"max_model_len": 512, "max_num_seqs": 8, "enforce_eager": True}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the page downloads for hosts that do not reach PyPI, with pip, which the lab's image has not."""
+    words = re.search(r"pip (download .*?) --python-version 3\.12 -d packages -r (\S+)", PAGE)
+    assert words, "the page downloads otherwise"
+    target = tmp_path_factory.mktemp("packages")
+    pip = [sys.executable, "-m", "pip"]
+    subprocess.run(
+        [*pip, *words[1].split(), "--quiet", "-d", str(target), "-r", str(ROOT / words[2])], check=True
+    )
+    subprocess.run([*pip, "download", "--quiet", "--no-deps", "-d", str(target), "pip"], check=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The key of an operator, made as the page says."""
+    directory = tmp_path_factory.mktemp("keys")
+    for line in re.findall(r"^\$ (openssl .*)$", PAGE, re.MULTILINE):
+        subprocess.run(["/bin/sh", "-c", line], cwd=directory, check=True)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def real(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    reset_lab()
+    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("real"))
+    lab.write_vars(vllm_deployments=[deployment(image=IMAGE, engine_args=ARGS, env=ENV)])
+    run = lab.play("deploy", "--skip-tags", "vllm_serve")
+    assert run.rc == 0, run.out[-3000:]
+    yield lab
+    reset_lab()
+
+
+def tokens(lab: Lab, host: str) -> str:
+    body = json.dumps({"model": "quantized", "prompt": "the server", "max_tokens": 24, "temperature": 0})
+    return str(
+        json.loads(
+            lab.on(
+                host,
+                f"curl -sf -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:8000/v1/completions",
+            )
+        )["choices"][0]["text"]
+    )
+
+
+def test_quantized_signed_served_on_two_nodes_and_a_tampered_copy_refused(
+    real: Lab, packages: Path, keys: Path
+) -> None:
+    lab = real
+    host, other = lab.hosts[:2]
+    command = (
+        "quantize", "--limit", host, "-e", f"quantize_source={MODEL}", "-e", "quantize_device=cpu",
+        "-e", f"quantize_packages={packages}", "-e", f"quantize_signing_key_file={keys}/models.pem",
+        "-e", f"quantize_image={IMAGE}",
+    )  # fmt: skip
+
+    shown = lab.play(*command, "--check")
+    assert shown.rc == 0, shown.out[-3000:]
+    assert "file by file on the CPU" in shown.out
+    assert lab.on(host, f"ls {MODELS} 2>/dev/null || true") == ""
+
+    run = lab.play(*command)
+    assert run.rc == 0, run.out[-4000:]
+    commit = lab.on(host, f"ls {MODELS}/{NAME}").strip()
+    path = f"{MODELS}/{NAME}/{commit}"
+    assert f"model: {path}" in " ".join(run.out.split())
+    assert set(lab.on(host, f"stat -c %a {path}/*").split()) == {"644"}
+    again = lab.play(*command)
+    assert (again.rc, "There already" in again.out) == (0, True), again.out[-3000:]
+
+    # Copied as it is, and served by both.
+    lab.on(other, f"mkdir -p {MODELS}/{NAME}")
+    archive = lab.on(host, f"tar -C {MODELS}/{NAME} -cz {commit} | base64 -w0")
+    lab.on(other, f"echo '{archive}' | base64 -d | tar -C {MODELS}/{NAME} -xz")
+    config = lab.inventory / "quantized"
+    config.mkdir(exist_ok=True)
+    (config / "config.json").write_text(lab.on(host, f"cat {path}/config.json"))
+    served = deployment(
+        model=path,
+        model_config="quantized",
+        served_model_name="quantized",
+        image=IMAGE,
+        engine_args=ARGS,
+        env=ENV,
+    )
+    lab.write_vars(vllm_deployments=[served], quantize_public_key_file=str(keys / "models.pub"))
+
+    weights = f"{path}/model-00001-of-00002.safetensors"
+    lab.on(
+        other,
+        f"cp {weights} /tmp/whole && printf x | dd of={weights} bs=1 seek=2000000 conv=notrunc 2>/dev/null",
+    )
+    refused = lab.play("deploy")
+    assert refused.rc != 0
+    assert "model-00001-of-00002.safetensors is changed" in " ".join(refused.out.split())
+    assert lab.on(other, "docker ps -q --filter name=instinct-llama") == ""
+
+    lab.on(other, f"cp /tmp/whole {weights}")
+    run = lab.play("deploy")
+    assert run.rc == 0, run.out[-4000:]
+    assert tokens(lab, host) == tokens(lab, other) != ""
