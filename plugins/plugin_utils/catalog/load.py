@@ -21,6 +21,7 @@ from .env_vars import EnvTable, env_table
 from .flags import FlagTable, flag_table
 from .forks import Fork, Forks, parse_forks, renamed_settings
 from .gpus import GpuCatalog, parse_gpus
+from .licenses import LicenseBook
 from .recipes import Recipe, parse_recipe
 from .replacements import Replacements, parse_replacements
 from .settings import SettingsBook
@@ -172,6 +173,11 @@ class Knowledge:
         """Return the shapes of well-known models (models.yml)."""
         found: Mapping[str, Any] = self._yaml("models.yml")
         return found
+
+    @functools.cached_property
+    def licenses(self) -> LicenseBook:
+        """Return the licences of models (licenses.yml), and those of well-known models."""
+        return LicenseBook(self._yaml("licenses.yml"), self.models)
 
     @property
     def images(self) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from ...module_utils.common.errors import Problem
 from ..catalog.checker import Checker
 from ..catalog.gpus import GpuCatalog
+from .deployment import REPO
 from .public_variables import HostVariables
 
 ADDRESS = ("instinct_address", "ansible_host")
@@ -29,6 +30,7 @@ VARIABLES = (
     "verify",
     "instinct_proxy",
     "instinct_ca_file",
+    "licenses_accepted",
     *ADDRESS,
 )
 
@@ -51,6 +53,7 @@ class HostSettings:
     """The validated variables of a host; compute, memory and numa_balancing are None to leave them unchanged.
 
     clean: the driver may be reloaded to free VRAM that no process holds. verify: weights are hashed again.
+    licenses: the accepted ones, by identifier or as repo:NAME.
     """
 
     endpoint: str
@@ -64,6 +67,7 @@ class HostSettings:
     gpu_count: int
     clean: bool
     verify: bool
+    licenses: tuple[str, ...] = ()
 
 
 def parse_settings(
@@ -86,6 +90,7 @@ def parse_settings(
         gpu_count=count,
         clean=own.boolean("gpu_clean"),
         verify=own.boolean("verify"),
+        licenses=_licenses(own),
     )
     return settings, tuple(own.check.problems)
 
@@ -123,6 +128,16 @@ def _check_way_out(own: HostVariables) -> None:
             )
     if own["instinct_ca_file"] != "":
         own.text("instinct_ca_file", r"/[^:\0]+", "an absolute path without : in it")
+
+
+def _licenses(own: HostVariables) -> tuple[str, ...]:
+    path = ("licenses_accepted",)
+    given = own.check.texts(own["licenses_accepted"], path)
+    for index, key in enumerate(given):
+        if not re.fullmatch(rf"repo:{REPO}|[A-Za-z0-9][A-Za-z0-9.+-]*", key):
+            fix = "Write an identifier of the hub, such as llama3.1, or repo:ORGANISATION/NAME."
+            own.check.wrong((*path, index), f"{key!r} names no licence.", fix)
+    return given
 
 
 def _declared(check: Checker, value: Any, catalog: GpuCatalog) -> tuple[str | None, int]:

@@ -17,8 +17,10 @@ from ..desired.gpu_health import needs_reload
 from ..desired.lockfile import Lock, ModelPin
 from ..desired.node_state import CachedWeights, NodeState, ObservedInstance
 from ..desired.packages import build_packages
+from ..desired.weights_formats import same_patterns
 from ..instances.planned import Serving, running_member
 from ..tuning.companion_models import ADAPTER, DRAFT, MODEL, TOKENIZER, ModelRepository, repositories
+from .downloads import Download
 
 RCCL = "ROCm/rccl src/init.cc (its warning at start); ROCm/system-acceptance-docs os-tuning.md"
 PARTITIONING = "ROCm/amdgpu-docs docs/gpu-partitioning"
@@ -293,10 +295,11 @@ def has_weights(host: Host, wanted: ModelRepository, pin: ModelPin) -> bool:
             return True  # all files of the repository
         if (found.exclude, found.include) == (wanted.exclude, wanted.include):
             return True
-        if pin.files is not None:
-            there = pin.selection(found.exclude, found.include)
-            if pin.selection(wanted.exclude, wanted.include).keys() <= there.keys():
-                return True
+        if pin.files is None:
+            if not wanted.any_format and same_patterns(found.exclude, wanted.exclude):
+                return found.include == wanted.include
+        elif wanted.files(pin).keys() <= pin.selection(found.exclude, found.include).keys():
+            return True
     return False
 
 
@@ -306,6 +309,15 @@ def _snapshots(host: Host, wanted: ModelRepository, pin: ModelPin) -> Iterator[C
         place = (found.cache_dir.rstrip("/"), found.repo, found.commit)
         if found.complete and place == (host.settings.cache_dir, wanted.repo, pin.commit):
             yield found
+
+
+def downloads(host: Host, lock: Lock) -> Iterator[Download]:
+    """Yield what models() downloads, for each deployment that needs it."""
+    for deployment in host.deployments:
+        for wanted in repositories(deployment):
+            pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
+            if pin is None or not has_weights(host, wanted, pin):
+                yield Download(host, deployment, wanted, pin)
 
 
 def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[ModelStep, Action], ...]:
@@ -373,11 +385,11 @@ def _users(users: Iterable[tuple[Deployment, ModelRepository]]) -> str:
 def _model_step(host: Host, users: Sequence[ModelRepository], pin: ModelPin, image: str) -> ModelStep:
     """Return one download for all users; if their patterns differ, file names are used instead."""
     first = users[0]
-    exclude, include = first.exclude, first.include
+    exclude, include = first.excluded(pin), first.include
     files: dict[str, int] = {}
     for user in users:
-        files.update(pin.selection(user.exclude, user.include))
-    if any((user.exclude, user.include) != (exclude, include) for user in users):
+        files.update(user.files(pin))
+    if any((user.excluded(pin), user.include) != (exclude, include) for user in users):
         exclude, include = (), tuple(_literal(name) for name in sorted(files))
     return _step(host, first, pin, image, files, exclude, include)
 

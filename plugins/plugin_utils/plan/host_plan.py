@@ -19,6 +19,7 @@ from ..placement.layout import Layout
 from . import actions as steps
 from .actions import ImageStep, ModelStep, unique
 from .assumptions import Assumption
+from .downloads import DownloadTerms
 
 SCHEMA = 1
 # What can take hours comes before what stops a running instance.
@@ -138,6 +139,7 @@ class FleetPlan:
     balancers: tuple[BalancerPlan, ...] = ()
     revisions: tuple[RevisionChange, ...] = ()
     excluded: tuple[tuple[str, str], ...] = ()
+    downloads: tuple[DownloadTerms, ...] = ()
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -163,6 +165,7 @@ class FleetPlan:
             "unreachable": dict(self.unreachable),
             "excluded": dict(self.excluded),
             "warnings": list(self.warnings),
+            **({"downloads": [item.to_json() for item in self.downloads]} if self.downloads else {}),
         }
 
 

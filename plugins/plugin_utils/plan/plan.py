@@ -20,6 +20,7 @@ from ..instances.factory import InstanceFactory
 from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
 from .host_plan import FleetPlan, HostPlan
+from .model_terms import judge_downloads
 from .multi_host import engine_mismatches, peer_starts
 from .stages import HostStages, check_host, plan_stages, record_stage
 
@@ -142,6 +143,13 @@ def plan_fleet(
     odd = unlike_others(fleet, found)
     problems += [problem for problem in found if not (problem.hosts and odd.keys() >= set(problem.hosts))]
     problems += engine_mismatches(planned)
+    judged = judge_downloads(
+        (item for stages in planned for item in stages.fetch.downloads),
+        fleet.hosts,
+        factory.lock,
+        factory.knowledge.licenses,
+    )
+    problems += judged.problems
     _raise_problems(problems, fleet)
     unable = {stages.host.name: reason(stages.obstacles) for stages in planned if stages.obstacles} | odd
     unable.update(foreign_model_names(checked.fleet, planned) if endpoint else {})
@@ -153,7 +161,7 @@ def plan_fleet(
     hosts = [
         stages.finish(peers[stages.host.name], record_stage(stages, revisions, request)) for stages in planned
     ]
-    warnings = [*binding_warnings(revisions), *ahead_of_time(checked.fleet, checked.now)]
+    warnings = [*judged.warnings, *binding_warnings(revisions), *ahead_of_time(checked.fleet, checked.now)]
     balancers: tuple[BalancerPlan, ...] = ()
     inventory = {host.name: host for host in checked.fleet.hosts}
     if endpoint:
@@ -172,6 +180,7 @@ def plan_fleet(
         balancers,
         revisions,
         (*fleet.excluded, *excluded_balancers(endpoint)),
+        judged.downloads,
     )
 
 

@@ -18,6 +18,7 @@ from ...module_utils.common.errors import Path, Problem
 from ...module_utils.common.image_ref import DEFAULT_REGISTRY, ImageRef, parse_ref
 from ..desired.host_settings import Registry
 from ..desired.lockfile import PLATFORM, ImagePin, ModelPin
+from .model_cards import read_card
 
 TIMEOUT = 20.0
 HUB = "https://huggingface.co"
@@ -188,7 +189,7 @@ def model_pin(
     token: str | None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ModelPin:
-    """Return commit, files with sizes, and config.json of a model's revision. Raise ResolveError.
+    """Return commit, files with sizes, config.json and card of a model's revision. Raise ResolveError.
 
     `path` is the key that names the model; a revision's problems are reported at the key next to it.
     """
@@ -199,7 +200,9 @@ def model_pin(
 
         # token=False: a token in the user's home directory must not decide what a fleet can download.
         api = HfApi(endpoint=hub, token=token or False)
-        info = api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT)
+        info = api.model_info(
+            repo, revision=revision, files_metadata=True, securityStatus=True, timeout=TIMEOUT
+        )
         siblings = info.siblings or []
         unsized = [item.rfilename for item in siblings if item.size is None]
         if not info.sha or unsized:
@@ -212,6 +215,7 @@ def model_pin(
             files,
             _config(repo, info.sha, dict(files), hub, token),
             tuple(sorted((name, text) for name, text in hashes if text)),
+            read_card(repo, info, lambda name: api.model_info(name, timeout=TIMEOUT)),
         )
 
     return _hub_request(ask, (repo, revision), path, hub, token, sleep)

@@ -24,6 +24,7 @@ from . import actions as steps
 from .actions import ImageStep, ModelStep
 from .assumptions import Assumption, assumptions, factory_modes
 from .disk_space import check_disk
+from .downloads import Download
 from .host_plan import HostPlan
 
 
@@ -37,6 +38,7 @@ class FetchStage:
     models: tuple[ModelStep, ...]
     warnings: tuple[str, ...]
     obstacles: tuple[Problem, ...]
+    downloads: tuple[Download, ...]
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,7 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
     obstacles, warnings = check_disk(
         host, [image for image, _unused in images], (model for model, _unused in models)
     )
+    downloads = tuple(steps.downloads(host, lock))
     if unknown:  # the weights come later in the same run, and must have room then
         models = ()
     return FetchStage(
@@ -183,6 +186,7 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
         models=tuple(model for model, _unused in models),
         warnings=warnings,
         obstacles=obstacles,
+        downloads=downloads,
     )
 
 
