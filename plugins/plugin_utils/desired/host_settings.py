@@ -13,6 +13,7 @@ from ..catalog.checker import Checker
 from ..catalog.gpus import GpuCatalog
 from .deployment import REPO
 from .public_variables import HostVariables
+from .registry_override import Override, parse_overrides
 
 ADDRESS = ("instinct_address", "ansible_host")
 """Variables with a host's address for other hosts; the first one that is set applies."""
@@ -31,6 +32,7 @@ VARIABLES = (
     "instinct_proxy",
     "instinct_ca_file",
     "licenses_accepted",
+    "registry_override",
     *ADDRESS,
 )
 
@@ -68,6 +70,7 @@ class HostSettings:
     clean: bool
     verify: bool
     licenses: tuple[str, ...] = ()
+    overrides: tuple[Override, ...] = ()
 
 
 def parse_settings(
@@ -91,6 +94,7 @@ def parse_settings(
         clean=own.boolean("gpu_clean"),
         verify=own.boolean("verify"),
         licenses=_licenses(own),
+        overrides=parse_overrides(own.check, own["registry_override"]),
     )
     return settings, tuple(own.check.problems)
 

@@ -17,6 +17,7 @@ from ..desired.gpu_health import needs_reload
 from ..desired.lockfile import Lock, ModelPin
 from ..desired.node_state import CachedWeights, NodeState, ObservedInstance
 from ..desired.packages import build_packages
+from ..desired.registry_override import pulled_name
 from ..desired.weights_formats import same_patterns
 from ..instances.planned import Serving, running_member
 from ..tuning.companion_models import ADAPTER, DRAFT, MODEL, TOKENIZER, ModelRepository, repositories
@@ -255,7 +256,7 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
     """
     found: dict[str, tuple[ImageStep, Action]] = {}
     for deployment in host.deployments:
-        step = _image_step(deployment, lock)
+        step = _image_step(host, deployment, lock)
         wanted = step.pull or step.ref
         if wanted in found:
             continue
@@ -270,6 +271,7 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
         else:
             after = "pulled" + (f" as {step.digest[:19]}" if step.digest else "")
             after += f", {size(step.bytes)}" if step.bytes is not None else ""
+            after += f", from {step.registry}" if step.registry != parse_ref(step.ref).registry else ""
         after += ", and probed for its vLLM version" if deployment.image_ref in unknown else ""
         by = f"deployment {deployment.name} uses it"
         source = "fleet.lock.json" if step.digest else "the deployment"
@@ -277,15 +279,14 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
     return tuple(found[key] for key in sorted(found))
 
 
-def _image_step(deployment: Deployment, lock: Lock) -> ImageStep:
+def _image_step(host: Host, deployment: Deployment, lock: Lock) -> ImageStep:
     if deployment.build:
         return ImageStep(deployment.build.tag, "", "", None, "", deployment.build)
     ref, pin = parse_ref(deployment.image), lock.image(deployment.image)
     if pin is None:
         return ImageStep(deployment.image, deployment.image, "", None, ref.registry, None)
-    return ImageStep(
-        deployment.image, f"{ref.repository}@{pin.digest}", pin.digest, pin.bytes, ref.registry, None
-    )
+    name = pulled_name(ref, pin.digest, host.settings.overrides, host.state)
+    return ImageStep(deployment.image, name, pin.digest, pin.bytes, parse_ref(name).registry, None)
 
 
 def has_weights(host: Host, wanted: ModelRepository, pin: ModelPin) -> bool:

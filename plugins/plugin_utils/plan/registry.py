@@ -18,6 +18,7 @@ from ...module_utils.common.errors import Path, Problem
 from ...module_utils.common.image_ref import DEFAULT_REGISTRY, ImageRef, parse_ref
 from ..desired.host_settings import Registry
 from ..desired.lockfile import PLATFORM, ImagePin, ModelPin
+from ..desired.registry_override import Override, mirrored
 from .model_cards import read_card
 
 TIMEOUT = 20.0
@@ -59,9 +60,11 @@ class ManifestResponse:
     digest: str
 
 
-def image_pin(ref: str, path: Path, registries: Iterable[Registry]) -> ImagePin:
-    """Return digest and transfer size of an image for linux/amd64. Raise ResolveError."""
-    parsed = parse_ref(ref)
+def image_pin(
+    ref: str, path: Path, registries: Iterable[Registry], overrides: Iterable[Override] = ()
+) -> ImagePin:
+    """Return digest and transfer size of an image for linux/amd64, as its mirror has it. Raise ResolveError."""
+    parsed = mirrored(parse_ref(ref), overrides)
     access = registry_of(parsed, registries)
     answer = _manifest(parsed, parsed.digest or parsed.tag, path, access)
     digest = parsed.digest or answer.digest

@@ -17,7 +17,7 @@ from ..generations.restore import clashes, partition_modes, restore_obstacles
 from ..generations.revisions import ComposedHost, RevisionChange, bindings, record_actions, records
 from ..generations.sources import NOTHING, SourceSelection
 from ..instances.compose import pull_ref
-from ..instances.factory import InstanceFactory
+from ..instances.factory import InstanceFactory, mirrored_image
 from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout
 from . import actions as steps
@@ -170,8 +170,8 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
     engine = steps.docker_engine(host)
     tools, packages = steps.build_tools(host, (image for image, _unused in images)) or (None, ())
     first = tuple(action for action in (engine, tools, steps.numa_balancing(host)) if action)
-    image_of = {item.name: pull_ref(item, lock.image(item.image) if item.image else None)
-                for item in host.deployments}  # fmt: skip
+    image_of = {item.name: mirrored_image(item, lock, host) or pull_ref(item, lock.image(item.image) if item.image
+                else None) for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
     obstacles, warnings = check_disk(
         host, [image for image, _unused in images], (model for model, _unused in models)
