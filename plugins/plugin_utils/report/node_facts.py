@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...module_utils.common.image_ref import ImageSoftware, parse_ref
+from ...module_utils.common.image_ref import ImageSoftware
 from ..catalog.images import look_up
 from ..desired.lockfile import Lock
 
