@@ -180,6 +180,12 @@ class Knowledge:
         return LicenseBook(self._yaml("licenses.yml"), self.models)
 
     @property
+    def hubs(self) -> Mapping[str, Any]:
+        """Return the limits of hubs (hubs.yml)."""
+        found: Mapping[str, Any] = self._yaml("hubs.yml")
+        return found
+
+    @property
     def images(self) -> Mapping[str, Any]:
         """Return the container images and drivers (images.yml)."""
         found: Mapping[str, Any] = self._yaml("images.yml")

@@ -20,6 +20,7 @@ from ..instances.factory import InstanceFactory
 from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
 from .host_plan import FleetPlan, HostPlan
+from .hub_limits import hub_load
 from .model_terms import judge_downloads
 from .multi_host import engine_mismatches, peer_starts
 from .stages import HostStages, check_host, plan_stages, record_stage
@@ -170,6 +171,8 @@ def plan_fleet(
         )
         _raise_problems(wrong, fleet)
         warnings += doubts if request.operation != STOP else ()  # which drains by itself, wherever they are
+    load = hub_load([host.models for host in hosts], factory.knowledge.hubs)
+    warnings += [load.warning] if load and load.warning else []
     if not any(host.instances or host.host.deployments for host in hosts) and fleet.hosts:
         warnings.append("no host has a deployment: nothing will be served")
     return FleetPlan(
@@ -181,6 +184,7 @@ def plan_fleet(
         revisions,
         (*fleet.excluded, *excluded_balancers(endpoint)),
         judged.downloads,
+        load.at_once if load else 0,
     )
 
 

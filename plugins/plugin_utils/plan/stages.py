@@ -25,6 +25,7 @@ from .actions import ImageStep, ModelStep
 from .assumptions import Assumption, assumptions, factory_modes
 from .disk_space import check_disk
 from .downloads import Download
+from .fetch_rules import proxy_warnings
 from .host_plan import HostPlan
 
 
@@ -184,7 +185,7 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
         packages=(*((engine.target,) if engine else ()), *packages),
         images=tuple(image for image, _unused in images),
         models=tuple(model for model, _unused in models),
-        warnings=warnings,
+        warnings=(*warnings, *(proxy_warnings(host) if images or downloads else ())),
         obstacles=obstacles,
         downloads=downloads,
     )

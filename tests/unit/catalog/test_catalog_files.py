@@ -70,7 +70,7 @@ def test_baselines_match_their_schema(path: Path) -> None:
     assert problems(read(path), schema("baselines")) == []
 
 
-OTHERS = ["images", "host_items", "models", "licenses", "sources", "accuracy", "gpu_acceptance"]
+OTHERS = ["images", "host_items", "models", "licenses", "hubs", "sources", "accuracy", "gpu_acceptance"]
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -92,6 +92,7 @@ def test_other_files_match_their_schema(name: str) -> None:
         "accuracy",
         "gpu_acceptance",
         "licenses",
+        "hubs",
     ],
 )
 def test_schemas_are_schemas(name: str) -> None:
@@ -121,7 +122,7 @@ def test_sources_are_listed(path: Path) -> None:
 
 def test_no_source_is_unused() -> None:
     used = {source.partition("#")[0] for path in WITH_SOURCES for source in sources_in(read(path))}
-    used.update((knowledge().models["source"], read(CATALOG / "licenses.yml")["source"]))
+    used.update(read(CATALOG / f"{name}.yml")["source"] for name in ("models", "licenses", "hubs"))
     used.update((reasons.VLLM_CLI, reasons.VLLM_ENV, reasons.VLLM_ROCM, reasons.HUB_ENV, reasons.ISOLATION))
     for path in BASELINES:
         used.update(setup["source"] for setup in read(path)["setups"].values())
