@@ -43,8 +43,18 @@ class Commit:
     declared: dict[str, int] = field(default_factory=dict)
 
 
-def write_repo(root: Path, name: str, commits: Sequence[Commit], gated: bool = False) -> list[str]:
-    """Write (or rewrite) one repository; return its commit ids, oldest first."""
+def write_repo(
+    root: Path,
+    name: str,
+    commits: Sequence[Commit],
+    gated: bool = False,
+    card: dict[str, Any] | None = None,
+    security: dict[str, Any] | None = None,
+) -> list[str]:
+    """Write (or rewrite) one repository; return its commit ids, oldest first.
+
+    card: the metadata of its card. security: the hub's scan, {"scansDone": …, "filesWithIssues": […]}.
+    """
     directory = root / name
     ids: list[str] = []
     tags: dict[str, str] = {}
@@ -56,7 +66,9 @@ def write_repo(root: Path, name: str, commits: Sequence[Commit], gated: bool = F
         _write_commit(
             directory / "commits" / ids[-1], commit, {"title": commit.title, "date": date, "parent": parent}
         )
-    _write_json(directory / "meta.json", {"gated": "manual" if gated else False})
+    about: dict[str, Any] = {"gated": "manual" if gated else False}
+    about |= {"card": card} if card else {}
+    _write_json(directory / "meta.json", {**about, **({"security": security} if security else {})})
     _write_json(directory / "refs.json", {"branches": {"main": ids[-1]}, "tags": tags})
     return ids
 

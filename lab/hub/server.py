@@ -225,6 +225,7 @@ class Handler(BaseHTTPRequestHandler):
                 if file.sha256:
                     pointer = len(lfs_pointer(file.sha256, file.size))
                     entry["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": pointer}
+        scanned = repo.security and "securityStatus" in self.query
         self.answer(
             {
                 "_id": hashlib.md5(repo.name.encode()).hexdigest()[:24],
@@ -242,6 +243,8 @@ class Handler(BaseHTTPRequestHandler):
                 "tags": ["safetensors", "llama"],
                 "pipeline_tag": "text-generation",
                 "siblings": siblings,
+                **({"cardData": repo.card} if repo.card else {}),
+                **({"securityRepoStatus": repo.security} if scanned else {}),
             }
         )
 

@@ -2,7 +2,7 @@
 """The repositories of the lab's hub on disk, as lab.hub.make writes them:
 
 hub.json                            {"tokens": {"hf_…": {"name": "lab", "gated": ["org/name"]}}}
-<org>/<name>/meta.json              {"gated": false | "auto" | "manual"}
+<org>/<name>/meta.json              {"gated": false | "auto" | "manual", "card": {…}, "security": {…}}
 <org>/<name>/refs.json              {"branches": {"main": sha}, "tags": {"v1": sha}}
 <org>/<name>/commits/<sha>/commit.json     {"title", "date", "parent"}
 <org>/<name>/commits/<sha>/declared.json   optional: {path: {"size", "sha256"}}, listed but missing
@@ -92,7 +92,10 @@ class Repository:
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
         self.directory = directory
-        self.gated = read_json(directory / "meta.json", {}).get("gated", False)
+        about = read_json(directory / "meta.json", {})
+        self.gated = about.get("gated", False)
+        self.card: dict[str, Any] | None = about.get("card")
+        self.security: dict[str, Any] | None = about.get("security")
         refs = read_json(directory / "refs.json", {})
         self.branches: dict[str, str] = refs.get("branches", {})
         self.tags: dict[str, str] = refs.get("tags", {})

@@ -41,6 +41,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory i
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import load_renderer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan import resolve
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.fetch_rules import outside_window
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock, update_lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.model_sources import read_models
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
@@ -112,6 +113,10 @@ class ActionModule(ControllerAction):
         if again is not None:
             news = restrict_to(plan, again)
         else:
+            late = outside_window(plan.hosts, latest) if not offline else ()
+            if late and options["apply"] and not self._task.check_mode:
+                raise FleetError(late)
+            plan = replace(plan, warnings=(*plan.warnings, *(problem.text() for problem in late)))
             found = () if offline else resolve.access_warnings(checked.composed, lock, fresh, reader.token)
             plan = news = replace(plan, warnings=(*plan.warnings, *warned(foreign), *found))
         others = set(groups.get(GROUP, ())) - set(names)

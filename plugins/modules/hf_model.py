@@ -73,7 +73,9 @@ options:
     type: path
     default: /var/lib/instinct-fleet/store
   endpoint:
-    description: A mirror of the hub, as C(HF_ENDPOINT).
+    description:
+      - A mirror of the hub, as C(HF_ENDPOINT).
+      - Large files then come from it as well. Xet, which would get them from elsewhere, is off.
     type: str
   token:
     description:
@@ -101,6 +103,12 @@ options:
     description: Files downloaded at once.
     type: int
     default: 8
+  bandwidth:
+    description:
+      - Bytes per second that a download takes at most, all files together; 0 for no limit.
+      - With a limit, large files come over plain HTTP and not by Xet, which has none.
+    type: int
+    default: 0
   program:
     description: The download program. The module's action plugin sets it; leave it out.
     type: str
@@ -201,6 +209,7 @@ def argument_spec():
         "ca_file": {"type": "path"},
         "timeout": {"type": "int", "default": 86400},
         "max_workers": {"type": "int", "default": 8},
+        "bandwidth": {"type": "int", "default": 0},
         "program": {"type": "str", "default": ""},
         "docker_socket": {"type": "path", "default": SOCKET},
         **LEASE_OPTION,

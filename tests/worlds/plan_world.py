@@ -55,7 +55,7 @@ WEIGHTS = 5127868416  # bytes of what CONFIG describes
 FILES_OF_REPO = (
     ("config.json", 700),
     ("model-1.safetensors", WEIGHTS),
-    ("original/params.bin", 12 * GIB - WEIGHTS),
+    ("original/params.npz", 12 * GIB - WEIGHTS),
 )
 SOFTWARE = ImageSoftware("0.11.1", "rocm", "7.0.0", "2.9.0", "3.12", ("gfx942", "gfx950"))
 CONFIG = {

@@ -13,17 +13,26 @@ from .module_main import NodeError
 
 NAMES = ("http_proxy", "https_proxy", "no_proxy")
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
 _USERINFO = re.compile(r"(?<=://)[^/]*(?=@)")
 
 
 def environment(proxy: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the variables of an environment, in both spellings: programs differ in which one they read."""
+    """Return the variables of an environment, in both spellings: programs differ in which one they read.
+
+    What runs on the node itself is reached without a proxy, whether the inventory says it or not.
+    """
     found: dict[str, str] = {}
     for name, value in (proxy or {}).items():
         if name not in NAMES:
             raise NodeError(f"proxy: {name!r} is none of {', '.join(NAMES)}.")
         if value:
             found[name] = found[name.upper()] = str(value)
+    if found:
+        given = [part.strip() for part in found.get("no_proxy", "").split(",") if part.strip()]
+        names = given if "*" in given else [*given, *(one for one in LOOPBACK if one not in given)]
+        found["no_proxy"] = found["NO_PROXY"] = ",".join(names)
     return found
 
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import random
+import re
 import sys
+import threading
 import time
 from typing import Any
 
@@ -18,6 +21,8 @@ from ..common.probe_output import REPORT
 
 ATTEMPTS = 5  # at a download that the network interrupts; files on disk are not downloaded again
 ERRORS_SECONDS = 60.0  # for a hub that answers with errors: nobody sees anything of the attempts
+LIMIT_ATTEMPTS = 12  # at a hub that limits requests and says for how long: its windows are minutes
+LONGEST_PAUSE = 900.0  # of one answer; more is an answer for people
 
 
 def causes(error: BaseException | None) -> list[dict[str, Any]]:
@@ -49,8 +54,6 @@ def download(config: dict[str, Any], token: Any) -> str:
     """Download the snapshot and return its path."""
     from huggingface_hub import HfApi, snapshot_download
 
-    # Queried first, because snapshot_download accepts a half-filled cache as final if the hub refuses it.
-    HfApi(token=token).model_info(config["repo"], revision=config["commit"])
     options = {
         "repo_id": config["repo"],
         "revision": config["commit"],
@@ -62,17 +65,89 @@ def download(config: dict[str, Any], token: Any) -> str:
     }
     if "resume_download" in inspect.signature(snapshot_download).parameters:
         options["resume_download"] = True  # before 0.23 an interrupted file starts again without it
+    if config.get("bandwidth"):
+        limit_bandwidth(config["bandwidth"])
     begun = time.monotonic()
-    for attempt in range(1, ATTEMPTS):
+    attempt = limited = 0
+    known = False
+    while True:
         try:
+            if not known:
+                # Queried first, because snapshot_download accepts a half-filled cache as final if the hub refuses it.
+                HfApi(token=token).model_info(config["repo"], revision=config["commit"])
+                known = True
             return str(snapshot_download(**options))
         except Exception as error:
-            chain = causes(error)
+            chain, pause = causes(error), asked_pause(error)
             if not worth_another_try(chain, time.monotonic() - begun):
                 raise
-            say(f"attempt {attempt} of {ATTEMPTS} failed: {chain[0]['types'][0]}")
-            time.sleep(2**attempt)
-    return str(snapshot_download(**options))
+            if pause is not None and pause <= LONGEST_PAUSE and limited < LIMIT_ATTEMPTS:
+                limited += 1
+                # Other nodes wait for the same moment, and must not ask in the same one.
+                pause += random.uniform(0, max(5.0, pause / 4))
+                say(f"the hub limits requests: going on in {pause:.0f} s")
+            else:
+                attempt += 1
+                if attempt >= ATTEMPTS:
+                    raise
+                pause = 2.0**attempt
+                say(f"attempt {attempt} of {ATTEMPTS} failed: {chain[0]['types'][0]}")
+            time.sleep(pause)
+
+
+def asked_pause(error: BaseException | None) -> float | None:
+    """Return the seconds after which a hub that limits requests (429) can be asked again; None if it does not say.
+
+    It says so as Retry-After, or as t=… of RateLimit: "api";r=0;t=42 (draft-ietf-httpapi-ratelimit-headers).
+    """
+    while error is not None:
+        response = getattr(error, "response", None)
+        if getattr(response, "status_code", None) == 429:
+            headers = getattr(response, "headers", None) or {}
+            texts = (headers.get("Retry-After"), re.search(r"\bt=(\d+)", headers.get("RateLimit") or ""))
+            for text in (texts[0], texts[1].group(1) if texts[1] else None):
+                if text and re.fullmatch(r"\s*\d{1,6}(\.\d+)?\s*", text):
+                    return float(text)
+            return None
+        error = error.__cause__ or error.__context__
+    return None
+
+
+class LimitedFile:
+    """A file whose writes take as long as a rate in bytes per second allows, together with those of others."""
+
+    lock = threading.Lock()
+    free_at = 0.0
+
+    def __init__(self, file: Any, rate: int) -> None:
+        self._file, self._rate = file, rate
+
+    def write(self, data: bytes) -> int:
+        """Write data, then wait until as much may have come: the sender is slowed down by what is not read."""
+        count = int(self._file.write(data))
+        with LimitedFile.lock:
+            now = time.monotonic()
+            LimitedFile.free_at = max(LimitedFile.free_at, now) + len(data) / self._rate
+            pause = LimitedFile.free_at - now
+        time.sleep(pause)
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def limit_bandwidth(rate: int) -> None:
+    """Limit all downloads of huggingface_hub, whose http_get() has had the file as second argument since 0.20."""
+    import huggingface_hub.file_download as module
+
+    real = module.http_get
+
+    def http_get(url: str, temp_file: Any, *args: Any, **options: Any) -> Any:
+        # It calls itself to go on after an error.
+        file = temp_file if isinstance(temp_file, LimitedFile) else LimitedFile(temp_file, rate)
+        return real(url, file, *args, **options)
+
+    module.http_get = http_get
 
 
 def say(text: str) -> None:

@@ -96,7 +96,8 @@ class Engine:
         """`places` has the path of each blob's file."""
         self.lt: Any = importlib.import_module("libtorrent")
         self.job, self.cut = job, cut
-        import os, json  # EXPERIMENT
+        import json  # EXPERIMENT
+        import os
 
         self.session = self.lt.session({**settings(job), **json.loads(os.environ.get("FO_SET", "{}"))})
         self.admit(job.members)
@@ -204,7 +205,8 @@ class Engine:
 
     def moved(self, sha256: str, path: str) -> None:
         """Serve a blob from another name of the same file."""
-        import os, pickle  # EXPERIMENT
+        import os
+        import pickle  # EXPERIMENT
 
         if os.environ.get("FO_TRACE"):
             pickle.dump(getattr(self, "blocks", []), open("/tmp/fo-trace/blocks-%s" % self.job.own, "wb"))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..common import proxies
 from ..common.abandoned import leave_if_abandoned
@@ -37,11 +38,11 @@ _CACHE = "/hf"  # the cache inside the container
 _TOKEN = "/run/secrets/hf_token"  # the token inside the container; this is a path
 _PROXY = "/run/secrets/hf_proxy"  # the proxies' variables, whose URLs may hold accounts
 _CA = "/run/secrets/ca.pem"
-# Each client reads its own variable. Xet's trusts only what it was built with; downloads work without it.
-_TRUST = {
-    **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"), _CA),
-    "HF_HUB_DISABLE_XET": "1",
-}
+# Xet gets large files from hosts that the hub names, past any mirror (huggingface_hub#4475); downloads work without it.
+_NO_XET = "HF_HUB_DISABLE_XET"
+# Each client reads its own variable. Xet's trusts only what it was built with.
+_TRUST = {**dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"), _CA), _NO_XET: "1"}
+_HUBS = ("huggingface.co", "hf.co")
 _WAIT_SLICE = 5.0  # seconds of one wait request
 
 
@@ -52,6 +53,7 @@ class DownloadRequest:
     program: the text of programs/download.py, which runs in the container. verify: hash files that were hashed before.
     proxy: variables of its environment. ca_file: a bundle on the node of the CAs that it trusts in place of its own.
     store: the content store, whose files come before the hub's.
+    bandwidth: bytes per second that it may take; 0 for no limit.
     """
 
     snapshot: Snapshot
@@ -65,6 +67,7 @@ class DownloadRequest:
     proxy: Mapping[str, str] = field(default_factory=dict)
     ca_file: str = ""
     store: Store = field(default_factory=Store)
+    bandwidth: int = 0
 
     @property
     def container(self) -> str:
@@ -77,6 +80,7 @@ class DownloadRequest:
         snapshot = self.snapshot
         parts = [snapshot.cache_dir, snapshot.include, snapshot.exclude, self.endpoint]
         way = [dict(self.proxy), self.ca_file] if self.proxy or self.ca_file else []
+        way += [self.bandwidth] if self.bandwidth else []
         return text_hash(canonical([*parts, *way]))[:16]
 
     @property
@@ -132,6 +136,7 @@ def fetch_of(params: Mapping[str, Any]) -> DownloadRequest:
         proxies.environment(params["proxy"]),
         proxies.check_ca_file(params["ca_file"]),
         Store(params["store"]),
+        params["bandwidth"],
     )
 
 
@@ -297,6 +302,7 @@ def container_body(fetch: DownloadRequest, secrets: Mapping[str, str]) -> Json:
         "include": list(snapshot.include),
         "exclude": list(snapshot.exclude),
         "max_workers": fetch.max_workers,
+        "bandwidth": fetch.bandwidth,
         "token_file": _TOKEN if _TOKEN in secrets else "",
         "proxy_file": _PROXY if _PROXY in secrets else "",
     }
@@ -312,6 +318,7 @@ def container_body(fetch: DownloadRequest, secrets: Mapping[str, str]) -> Json:
         "HF_HUB_DOWNLOAD_TIMEOUT": "60",
         "HF_TOKEN_PATH": _TOKEN,
         **({"HF_ENDPOINT": fetch.endpoint} if fetch.endpoint else {}),
+        **({_NO_XET: "1"} if fetch.bandwidth or not _is_the_hub(fetch.endpoint) else {}),
         **(_TRUST if fetch.ca_file else {}),
     }
     return {
@@ -332,6 +339,12 @@ def container_body(fetch: DownloadRequest, secrets: Mapping[str, str]) -> Json:
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "1"}},
         },
     }
+
+
+def _is_the_hub(endpoint: str) -> bool:
+    """Return whether an endpoint is the hub itself, "" included; any other is a mirror."""
+    host = urlsplit(endpoint).hostname or ""
+    return not endpoint or any(host == name or host.endswith(f".{name}") for name in _HUBS)
 
 
 def _container(client: DockerClient, fetch: DownloadRequest) -> str:

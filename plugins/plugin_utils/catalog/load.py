@@ -21,6 +21,7 @@ from .env_vars import EnvTable, env_table
 from .flags import FlagTable, flag_table
 from .forks import Fork, Forks, parse_forks, renamed_settings
 from .gpus import GpuCatalog, parse_gpus
+from .licenses import LicenseBook
 from .quantization import Quantization, quantization
 from .recipes import Recipe, parse_recipe
 from .replacements import Replacements, parse_replacements
@@ -193,6 +194,17 @@ class Knowledge:
     def models(self) -> Mapping[str, Any]:
         """Return the shapes of well-known models (models.yml)."""
         found: Mapping[str, Any] = self._yaml("models.yml")
+        return found
+
+    @functools.cached_property
+    def licenses(self) -> LicenseBook:
+        """Return the licences of models (licenses.yml), and those of well-known models."""
+        return LicenseBook(self._yaml("licenses.yml"), self.models)
+
+    @property
+    def hubs(self) -> Mapping[str, Any]:
+        """Return the limits of hubs (hubs.yml)."""
+        found: Mapping[str, Any] = self._yaml("hubs.yml")
         return found
 
     @property

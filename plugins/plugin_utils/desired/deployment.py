@@ -30,11 +30,13 @@ KEYS = (
     "name", "model", "revision", "model_config", "image", "vllm_version", "build", "hosts", "port", "listen",
     "endpoint", "routing", "instances_per_host", "instances_per_gpu", "gpus", "nodes", "tensor_parallel_size",
     "pipeline_parallel_size", "data_parallel_size", "data_parallel_balancing", "served_model_name",
-    "objective", "workload", "recipes", "settings", "engine_args", "env", "secrets", "exclude", "include", "runtime",
+    "objective", "workload", "recipes", "settings", "engine_args", "env", "secrets", "exclude", "include",
+    "weights_formats", "runtime",
 )  # fmt: skip
 ROUTING = ("least-requests", "prefix")
 BALANCING = ("internal", "hybrid", "external")
 WORKLOADS = ("synthetic", "short-input")
+FORMATS = ("safe", "any")
 MAX = "max"
 
 
@@ -51,6 +53,7 @@ class Deployment:
         model_config: a config.json, or a directory with one, on the control node.
         listen: "" for the address that own_listen chooses.
         endpoint: the load balancer serves the deployment.
+        weights_formats: "any" if weights may be pickles, which can run code when they are loaded.
         secrets: variables like env, whose values stand in no plan and no file but one of root's on the node.
     """
 
@@ -85,6 +88,7 @@ class Deployment:
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     exclude: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
+    weights_formats: str = FORMATS[0]
     runtime: Runtime = field(default_factory=Runtime)
 
     @property
@@ -216,6 +220,9 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
         secrets=secret_variables(check, values.get("secrets", {}), (*path, "secrets")),
         exclude=check.texts(values.get("exclude", []), (*path, "exclude")),
         include=check.texts(values.get("include", []), (*path, "include")),
+        weights_formats=check.choice(
+            values.get("weights_formats", FORMATS[0]), (*path, "weights_formats"), FORMATS[0], FORMATS
+        ),
         runtime=container_runtime(check, values.get("runtime", {}), (*path, "runtime")),
     )
     _shape(check, found)

@@ -15,6 +15,7 @@ from .deployment import Deployment, parse_deployments
 from .endpoint_settings import GROUP as BALANCERS
 from .host_settings import ADDRESS, HostSettings, parse_address, parse_settings
 from .node_state import MALFORMED, NodeState, unreadable_state
+from .registry_override import with_own_names
 
 LOOPBACK = "127.0.0.1"
 
@@ -124,7 +125,7 @@ def build_fleet(
         state = None
         if not offline and given.state is not None:
             try:
-                state = NodeState.from_json(given.state)
+                state = with_own_names(NodeState.from_json(given.state), settings.overrides)
             except MALFORMED as error:
                 excluded.append((name, unreadable_state(error)))
                 continue

@@ -11,7 +11,10 @@ from typing import Any
 from ...module_utils.common.errors import Problem
 from ..catalog.checker import Checker
 from ..catalog.gpus import GpuCatalog
+from .deployment import REPO
+from .fetch_window import EXAMPLE, FetchWindow, parse_window
 from .public_variables import HostVariables
+from .registry_override import Override, parse_overrides
 
 ADDRESS = ("instinct_address", "ansible_host")
 """Variables with a host's address for other hosts; the first one that is set applies."""
@@ -33,6 +36,10 @@ VARIABLES = (
     "distribution_interface",
     "distribution_port",
     "distribution_rates",
+    "licenses_accepted",
+    "registry_override",
+    "fetch_window",
+    "fetch_now",
     *ADDRESS,
 )
 
@@ -57,6 +64,8 @@ class HostSettings:
 
     clean: the driver may be reloaded to free VRAM that no process holds. verify: weights are hashed again. fetch_from:
     auto, peers or origin. distribution_rates: of uplink and interface in Mb/s, of the disk in MB/s, where declared.
+    licenses: the accepted ones, by identifier or as repo:NAME. window: when it may fetch; None at any time, as with
+    fetch_now. no_proxy: None without a proxy.
     """
 
     endpoint: str
@@ -74,15 +83,20 @@ class HostSettings:
     distribution_interface: str = ""
     distribution_port: int = 29870
     distribution_rates: tuple[tuple[str, int], ...] = ()
+    licenses: tuple[str, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    window: FetchWindow | None = None
+    fetch_now: bool = False
+    no_proxy: str | None = None
 
 
 def parse_settings(
     variables: Mapping[str, Any], catalog: GpuCatalog
 ) -> tuple[HostSettings, tuple[Problem, ...]]:
     """Validate the variables named in VARIABLES and ignore others; a variable that is None counts as not set."""
-    switches = {name: _switch(variables.get(name)) for name in ("gpu_clean", "verify")}
+    switches = {name: _switch(variables.get(name)) for name in ("gpu_clean", "verify", "fetch_now")}
     own = HostVariables({**variables, **switches})
-    _check_way_out(own)
+    no_proxy = _way_out(own)
     model, count = _declared(own.check, own["instinct_gpus"], catalog)
     settings = HostSettings(
         endpoint=_endpoint(own).rstrip("/"),
@@ -102,6 +116,11 @@ def parse_settings(
         ),
         distribution_port=own.integer("distribution_port", 1024, 65000),
         distribution_rates=_rates(own),
+        licenses=_licenses(own),
+        overrides=parse_overrides(own.check, own["registry_override"]),
+        window=_window(own),
+        fetch_now=own.boolean("fetch_now"),
+        no_proxy=no_proxy,
     )
     return settings, tuple(own.check.problems)
 
@@ -128,10 +147,25 @@ def _endpoint(own: HostVariables) -> str:
     return own.check.url(value, ("hf_model_endpoint",), r"https?://\S+", "an http:// or https:// URL")
 
 
-def _check_way_out(own: HostVariables) -> None:
-    """Check the proxies and the bundle of CAs, which only nodes use. No message repeats a URL, a secret perhaps."""
+def _window(own: HostVariables) -> FetchWindow | None:
+    text = own["fetch_window"]
+    if text == "":
+        return None
+    found = parse_window(text) if isinstance(text, str) else None
+    if found is None:
+        # YAML reads 22:00 without quotes as a number of minutes.
+        own.check.wrong(("fetch_window",), "is no window of hours.", f"Write {EXAMPLE}, in quotes.")
+    return found
+
+
+def _way_out(own: HostVariables) -> str | None:
+    """Check the proxies and the bundle of CAs, which only nodes use; return no_proxy, or None without a proxy.
+
+    No message repeats a URL, which may hold a secret.
+    """
     path = ("instinct_proxy",)
-    for name, value in own.check.mapping(own["instinct_proxy"], path, PROXIES).items():
+    given = own.check.mapping(own["instinct_proxy"], path, PROXIES)
+    for name, value in given.items():
         usable = isinstance(value, str) and (name == "no_proxy" or re.fullmatch(r"(https?://\S+)?", value))
         if not usable:
             own.check.wrong(
@@ -139,6 +173,19 @@ def _check_way_out(own: HostVariables) -> None:
             )
     if own["instinct_ca_file"] != "":
         own.text("instinct_ca_file", r"/[^:\0]+", "an absolute path without : in it")
+    around = given.get("no_proxy")
+    text = around if isinstance(around, str) else ""
+    return text if any(given.get(name) for name in PROXIES[:2]) else None
+
+
+def _licenses(own: HostVariables) -> tuple[str, ...]:
+    path = ("licenses_accepted",)
+    given = own.check.texts(own["licenses_accepted"], path)
+    for index, key in enumerate(given):
+        if not re.fullmatch(rf"repo:{REPO}|[A-Za-z0-9][A-Za-z0-9.+-]*", key):
+            fix = "Write an identifier of the hub, such as llama3.1, or repo:ORGANISATION/NAME."
+            own.check.wrong((*path, index), f"{key!r} names no licence.", fix)
+    return given
 
 
 def _rates(own: HostVariables) -> tuple[tuple[str, int], ...]:

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from ...module_utils.common.image_ref import ImageSoftware, parse_ref
+from .model_card import ModelCard
 
 SCHEMA = 1
 PLATFORM = "linux/amd64"
@@ -36,13 +37,15 @@ class ImagePin:
 class ModelPin:
     """A model's commit, with every file of the repository and config.json; files is None if not resolved.
 
-    hashes: of the files' content, "sha256:…" or "git-sha1:…"; none if an earlier version resolved it.
+    hashes: of the files' content, "sha256:…" or "git-sha1:…"; none if an earlier version resolved it. card: None if
+    an earlier version resolved it, which did not keep it.
     """
 
     commit: str
     files: tuple[tuple[str, int], ...] | None = None
     config: Mapping[str, Any] | None = None
     hashes: tuple[tuple[str, str], ...] = ()
+    card: ModelCard | None = None
 
     def selection(self, exclude: Iterable[str], include: Iterable[str]) -> dict[str, int]:
         """Return the files that a download with these patterns fetches, with their sizes in bytes."""
@@ -120,6 +123,7 @@ class Lock:
                     "files": dict(pin.files or ()),
                     "config": pin.config,
                     **({"hashes": dict(pin.hashes)} if pin.hashes else {}),
+                    **({"card": pin.card.to_json()} if pin.card else {}),
                 }
                 for key, pin in sorted(self.models.items())
             },
@@ -161,14 +165,21 @@ def _image_pin(pin: Mapping[str, Any]) -> ImagePin:
     return ImagePin(pin["digest"], pin["bytes"], ImageSoftware.from_json(software) if software else None)
 
 
-def _model_pin(pin: Mapping[str, Any]) -> ModelPin:
+def _model_pin(key: str, pin: Mapping[str, Any]) -> ModelPin:
     files, hashes = pin["files"].items(), (pin.get("hashes") or {}).items()
-    return ModelPin(pin["commit"], tuple(sorted(files)), pin["config"], tuple(sorted(hashes)))
+    card = pin.get("card")
+    read = None if card is None else ModelCard.from_json(repository_of(key), card)
+    return ModelPin(pin["commit"], tuple(sorted(files)), pin["config"], tuple(sorted(hashes)), read)
 
 
 def model_key(endpoint: str, repo: str, revision: str) -> str:
     """Return the key of a model in the lock; an empty endpoint is the public hub."""
     return f"{endpoint}|{repo}@{revision}"
+
+
+def repository_of(key: str) -> str:
+    """Return the repository of a key of model_key()."""
+    return key.rpartition("|")[2].partition("@")[0]
 
 
 def parse_lock(data: Any) -> Lock:
@@ -178,7 +189,7 @@ def parse_lock(data: Any) -> Lock:
     try:
         return Lock(
             {ref: _image_pin(pin) for ref, pin in data["images"].items()},
-            {key: _model_pin(pin) for key, pin in data["models"].items()},
+            {key: _model_pin(key, pin) for key, pin in data["models"].items()},
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"an entry is incomplete: {error!r}") from error

@@ -152,7 +152,7 @@ class Surroundings:
     listen: the address to listen at. hub_dir: the hub's cache. group_ids: of the groups that own the GPUs' device
     files. key_mark: of the key that it asks for, secrets_mark: of its secret variables; "" for none. keys: it can read
     the node's key, with which the supervisors of an engine know each other. file_system: the network one that holds the
-    hub's cache, "" for a local one.
+    hub's cache, "" for a local one. image: the name by which its Docker knows the image, where that is not its own.
     """
 
     listen: str
@@ -162,6 +162,7 @@ class Surroundings:
     secrets_mark: str = ""
     keys: bool = False
     file_system: str = ""
+    image: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def compose(
         slot=slot,
         listen=node.listen,
         group=group_args(slot, tuned, image, commit),
-        image=image,
+        image=node.image or image,
         commit=commit,
         argv=tuple(group for group in argv if group),
         env=env,

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.hashing import spec_hash
+from ...module_utils.common.image_ref import parse_ref
 from ...module_utils.common.instance_key import NO_KEY, InstanceKey
 from ..catalog.gpus import GpuCatalog, GpuModel
 from ..catalog.images import CUDA, ImageFacts
@@ -17,6 +18,7 @@ from ..catalog.models import NamedModel, named_model, nearest_names
 from ..desired.deployment import Deployment
 from ..desired.fleet import LOOPBACK, Host
 from ..desired.lockfile import Lock, ModelPin
+from ..desired.registry_override import pulled_name
 from ..placement.layout import Layout, Slot
 from ..sizing.facts import model_facts
 from ..sizing.fit import CATALOGUE, GIVEN, HUB
@@ -232,7 +234,17 @@ class InstanceFactory:
         group_ids = host.state.device_gids if host.state else ()
         listen = listen_address(slot.deployment, host)
         file_system = weights_file_system(host.state, settings.cache_dir)
-        key = (id(tuned), slot, listen, settings.endpoint, settings.cache_dir, group_ids, file_system)
+        name = mirrored_image(slot.deployment, self.lock, host)
+        key = (
+            id(tuned),
+            slot,
+            listen,
+            settings.endpoint,
+            settings.cache_dir,
+            group_ids,
+            file_system,
+            name,
+        )
         if key not in self._made:
             deployment = slot.deployment
             image = self.lock.image(deployment.image) if deployment.image else None
@@ -240,12 +252,19 @@ class InstanceFactory:
             mark = self.key.mark if deployment.endpoint and not (slot.rank and slot.rank.headless) else ""
             secrets = secrets_mark(deployment, self.key)
             keys = bool(deployment.endpoint and self.key.mark)
-            node = Surroundings(listen, settings.cache_dir, group_ids, mark, secrets, keys, file_system)
+            node = Surroundings(listen, settings.cache_dir, group_ids, mark, secrets, keys, file_system, name)
             instance = compose(slot, node, Pins(image, model), tuned, verdict)
             files = self.render(instance)
             weights = self._weights(deployment, settings.endpoint)
             self._made[key] = Planned(instance, files, spec_hash(files), weights)
         return self._made[key]
+
+
+def mirrored_image(deployment: Deployment, lock: Lock, host: Host) -> str:
+    """Return the name of a deployment's image on a host that pulls it from a mirror; "" on others."""
+    overrides = host.settings.overrides
+    pin = lock.image(deployment.image) if deployment.image and overrides else None
+    return pulled_name(parse_ref(deployment.image), pin.digest, overrides, host.state) if pin else ""
 
 
 def quantization_flag(deployment: Deployment) -> str:

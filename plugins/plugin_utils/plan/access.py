@@ -15,6 +15,7 @@ from typing import Callable
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.image_ref import parse_ref
 from ..desired.lockfile import Lock, model_key
+from ..desired.registry_override import mirrored
 from .pins import ImageNeed, ModelNeed
 from .registry import HUB, NOT_FOUND, UNREACHABLE, ResolveError, image_access, model_access, registry_of
 
@@ -78,7 +79,8 @@ def check_access(
 
 def _of_images(needs: Iterable[ImageNeed], lock: Lock) -> Iterator[AccessCheck]:
     for need in needs:
-        ref, pin = parse_ref(need.ref), lock.image(need.ref)
+        ref = mirrored(parse_ref(need.ref), need.host.settings.overrides)
+        pin = lock.image(need.ref)
         if pin:
             access = registry_of(ref, need.host.settings.registries)
             ask = partial(image_access, ref, pin.digest, need.path, access)

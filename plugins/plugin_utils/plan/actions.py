@@ -17,8 +17,11 @@ from ..desired.gpu_health import needs_reload
 from ..desired.lockfile import Lock, ModelPin
 from ..desired.node_state import CachedWeights, NodeState, ObservedInstance
 from ..desired.packages import build_packages
+from ..desired.registry_override import pulled_name
+from ..desired.weights_formats import same_patterns
 from ..instances.planned import Serving, running_member
 from ..tuning.companion_models import ADAPTER, DRAFT, MODEL, TOKENIZER, ModelRepository, repositories
+from .downloads import Download
 
 RCCL = "ROCm/rccl src/init.cc (its warning at start); ROCm/system-acceptance-docs os-tuning.md"
 PARTITIONING = "ROCm/amdgpu-docs docs/gpu-partitioning"
@@ -73,6 +76,11 @@ class ModelStep:
     def bytes(self) -> int:
         """Return the size of what is downloaded."""
         return 0 if self.present else sum(self.files.values())
+
+    @property
+    def called(self) -> str:
+        """Return its name in messages: the repository at its commit."""
+        return f"{self.repo}@{self.commit[:12]}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments of the role hf_model."""
@@ -257,7 +265,7 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
     """
     found: dict[str, tuple[ImageStep, Action]] = {}
     for deployment in host.deployments:
-        step = _image_step(deployment, lock)
+        step = _image_step(host, deployment, lock)
         wanted = step.pull or step.ref
         if wanted in found:
             continue
@@ -272,6 +280,7 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
         else:
             after = "pulled" + (f" as {step.digest[:19]}" if step.digest else "")
             after += f", {size(step.bytes)}" if step.bytes is not None else ""
+            after += f", from {step.registry}" if step.registry != parse_ref(step.ref).registry else ""
         after += ", and probed for its vLLM version" if deployment.image_ref in unknown else ""
         by = f"deployment {deployment.name} uses it"
         source = "fleet.lock.json" if step.digest else "the deployment"
@@ -279,15 +288,14 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
     return tuple(found[key] for key in sorted(found))
 
 
-def _image_step(deployment: Deployment, lock: Lock) -> ImageStep:
+def _image_step(host: Host, deployment: Deployment, lock: Lock) -> ImageStep:
     if deployment.build:
         return ImageStep(deployment.build.tag, "", "", None, "", deployment.build)
     ref, pin = parse_ref(deployment.image), lock.image(deployment.image)
     if pin is None:
         return ImageStep(deployment.image, deployment.image, "", None, ref.registry, None)
-    return ImageStep(
-        deployment.image, f"{ref.repository}@{pin.digest}", pin.digest, pin.bytes, ref.registry, None
-    )
+    name = pulled_name(ref, pin.digest, host.settings.overrides, host.state)
+    return ImageStep(deployment.image, name, pin.digest, pin.bytes, parse_ref(name).registry, None)
 
 
 def has_weights(host: Host, wanted: ModelRepository, pin: ModelPin) -> bool:
@@ -297,10 +305,11 @@ def has_weights(host: Host, wanted: ModelRepository, pin: ModelPin) -> bool:
             return True  # all files of the repository
         if (found.exclude, found.include) == (wanted.exclude, wanted.include):
             return True
-        if pin.files is not None:
-            there = pin.selection(found.exclude, found.include)
-            if pin.selection(wanted.exclude, wanted.include).keys() <= there.keys():
-                return True
+        if pin.files is None:
+            if not wanted.any_format and same_patterns(found.exclude, wanted.exclude):
+                return found.include == wanted.include
+        elif wanted.files(pin).keys() <= pin.selection(found.exclude, found.include).keys():
+            return True
     return False
 
 
@@ -310,6 +319,15 @@ def _snapshots(host: Host, wanted: ModelRepository, pin: ModelPin) -> Iterator[C
         place = (found.cache_dir.rstrip("/"), found.repo, found.commit)
         if found.complete and place == (host.settings.cache_dir, wanted.repo, pin.commit):
             yield found
+
+
+def downloads(host: Host, lock: Lock) -> Iterator[Download]:
+    """Yield what models() downloads, for each deployment that needs it."""
+    for deployment in host.deployments:
+        for wanted in repositories(deployment):
+            pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
+            if pin is None or not has_weights(host, wanted, pin):
+                yield Download(host, deployment, wanted, pin)
 
 
 def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[ModelStep, Action], ...]:
@@ -377,11 +395,11 @@ def _users(users: Iterable[tuple[Deployment, ModelRepository]]) -> str:
 def _model_step(host: Host, users: Sequence[ModelRepository], pin: ModelPin, image: str) -> ModelStep:
     """Return one download for all users; if their patterns differ, file names are used instead."""
     first = users[0]
-    exclude, include = first.exclude, first.include
+    exclude, include = first.excluded(pin), first.include
     files: dict[str, int] = {}
     for user in users:
-        files.update(pin.selection(user.exclude, user.include))
-    if any((user.exclude, user.include) != (exclude, include) for user in users):
+        files.update(user.files(pin))
+    if any((user.excluded(pin), user.include) != (exclude, include) for user in users):
         exclude, include = (), tuple(_literal(name) for name in sorted(files))
     return _step(host, first, pin, image, files, exclude, include)
 

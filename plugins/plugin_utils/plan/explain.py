@@ -10,6 +10,7 @@ from ..desired.actions import Action
 from ..endpoint.plan import BalancerPlan
 from ..text import listed, plural, wrap
 from .explain_deployments import group_deployments, shared_warnings
+from .explain_downloads import download_lines
 from .explain_generations import kept_lines, stored_lines
 from .host_plan import FleetPlan, HostPlan
 from .text import WIDTH, gpus_text, numbered, wrapped
@@ -48,6 +49,7 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
     lines = [_summary(plan, len(busy))]
     for names, host in _alike(busy):
         lines += ["", f"{names}: {_gpus(host)}", *_actions(host)]
+    lines += download_lines(plan.downloads, full)
     for balancer in plan.balancers:
         lines += _balancer(balancer, full)
     groups = group_deployments(plan.hosts, full)

@@ -19,6 +19,7 @@ from ..placement.layout import Layout
 from . import actions as steps
 from .actions import ImageStep, ModelStep, unique
 from .assumptions import Assumption
+from .downloads import DownloadTerms
 from .transfers import Transfer
 
 SCHEMA = 1
@@ -133,6 +134,7 @@ class FleetPlan:
     """The plan of a whole run.
 
     sources: the documents that its reasons name. excluded: hosts that cannot be planned, and why.
+    downloads_at_once: the hosts that may download from a hub at the same time; 0 for all.
     """
 
     hosts: tuple[HostPlan, ...]
@@ -143,6 +145,8 @@ class FleetPlan:
     revisions: tuple[RevisionChange, ...] = ()
     excluded: tuple[tuple[str, str], ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    downloads: tuple[DownloadTerms, ...] = ()
+    downloads_at_once: int = 0
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -169,6 +173,8 @@ class FleetPlan:
             "unreachable": dict(self.unreachable),
             "excluded": dict(self.excluded),
             "warnings": list(self.warnings),
+            **({"downloads_at_once": self.downloads_at_once} if self.downloads_at_once else {}),
+            **({"downloads": [item.to_json() for item in self.downloads]} if self.downloads else {}),
         }
 
 

@@ -104,13 +104,18 @@ def engine_mismatches(hosts: Sequence[HostStages]) -> Iterable[Problem]:
             host, head = hosts[part.host].host.name, hosts[first[0].host].host.name
             deployment = instance.deployment
             mine, theirs = ((one.image, one.tuned.release.requested) for one in (instance, first[1]))
-            if mine != theirs:
+            if _bytes_of(mine) != _bytes_of(theirs):
                 path = (*deployment.path, "build" if deployment.build else "image")
                 text = " with vLLM "
                 what = f"{first[1].name} would run {text.join(theirs)} on {head} and {text.join(mine)} on {host}."
                 yield Problem(path, what, "Use the same image on all hosts of a group.", (host,))
             if uses_ray(deployment, instance.tuned.table):
                 yield from _ray_mixes(host, head, instance, first[1])
+
+
+def _bytes_of(image: tuple[str, str]) -> tuple[str, str]:
+    """Return an image by its digest, which is the same at a mirror, and its vLLM."""
+    return image[0].rpartition("@")[2], image[1]
 
 
 def _ray_mixes(host: str, head: str, mine: Any, theirs: Any) -> Iterable[Problem]:

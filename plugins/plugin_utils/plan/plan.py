@@ -20,6 +20,8 @@ from ..instances.factory import InstanceFactory
 from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
 from .host_plan import FleetPlan, HostPlan
+from .hub_limits import hub_load
+from .model_terms import judge_downloads
 from .multi_host import engine_mismatches, peer_starts
 from .stages import HostStages, check_host, plan_stages, record_stage
 from .transfers import by_host, plan_transfers
@@ -149,6 +151,13 @@ def plan_fleet(
     odd = unlike_others(fleet, found)
     problems += [problem for problem in found if not (problem.hosts and odd.keys() >= set(problem.hosts))]
     problems += engine_mismatches(planned)
+    judged = judge_downloads(
+        (item for stages in planned for item in stages.fetch.downloads),
+        fleet.hosts,
+        factory.lock,
+        factory.knowledge.licenses,
+    )
+    problems += judged.problems
     _raise_problems(problems, fleet)
     unable = {stages.host.name: reason(stages.obstacles) for stages in planned if stages.obstacles} | odd
     unable.update(foreign_model_names(checked.fleet, planned) if endpoint else {})
@@ -172,7 +181,12 @@ def plan_fleet(
         )
         for stages in planned
     ]
-    warnings = [*doubts, *binding_warnings(revisions), *ahead_of_time(checked.fleet, checked.now)]
+    warnings = [
+        *judged.warnings,
+        *doubts,
+        *binding_warnings(revisions),
+        *ahead_of_time(checked.fleet, checked.now),
+    ]
     balancers: tuple[BalancerPlan, ...] = ()
     inventory = {host.name: host for host in checked.fleet.hosts}
     if endpoint:
@@ -181,6 +195,12 @@ def plan_fleet(
         )
         _raise_problems(wrong, fleet)
         warnings += doubts if request.operation != STOP else ()  # which drains by itself, wherever they are
+    passed_on = {(member.host.name, item.what) for item in transfers for member in item.receivers}
+    load = hub_load(
+        [[step for step in host.models if (host.host.name, step.called) not in passed_on] for host in hosts],
+        factory.knowledge.hubs,
+    )
+    warnings += [load.warning] if load and load.warning else []
     if not any(host.instances or host.host.deployments for host in hosts) and fleet.hosts:
         warnings.append("no host has a deployment: nothing will be served")
     return FleetPlan(
@@ -192,6 +212,8 @@ def plan_fleet(
         revisions,
         (*fleet.excluded, *excluded_balancers(endpoint)),
         transfers,
+        judged.downloads,
+        load.at_once if load else 0,
     )
 
 

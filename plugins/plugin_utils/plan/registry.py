@@ -18,6 +18,8 @@ from ...module_utils.common.errors import Path, Problem
 from ...module_utils.common.image_ref import DEFAULT_REGISTRY, ImageRef, parse_ref
 from ..desired.host_settings import Registry
 from ..desired.lockfile import PLATFORM, ImagePin, ModelPin
+from ..desired.registry_override import Override, mirrored
+from .model_cards import read_card
 
 TIMEOUT = 20.0
 HUB = "https://huggingface.co"
@@ -58,9 +60,11 @@ class ManifestResponse:
     digest: str
 
 
-def image_pin(ref: str, path: Path, registries: Iterable[Registry]) -> ImagePin:
-    """Return digest and transfer size of an image for linux/amd64. Raise ResolveError."""
-    parsed = parse_ref(ref)
+def image_pin(
+    ref: str, path: Path, registries: Iterable[Registry], overrides: Iterable[Override] = ()
+) -> ImagePin:
+    """Return digest and transfer size of an image for linux/amd64, as its mirror has it. Raise ResolveError."""
+    parsed = mirrored(parse_ref(ref), overrides)
     access = registry_of(parsed, registries)
     answer = _manifest(parsed, parsed.digest or parsed.tag, path, access)
     digest = parsed.digest or answer.digest
@@ -188,7 +192,7 @@ def model_pin(
     token: str | None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ModelPin:
-    """Return commit, files with sizes, and config.json of a model's revision. Raise ResolveError.
+    """Return commit, files with sizes, config.json and card of a model's revision. Raise ResolveError.
 
     `path` is the key that names the model; a revision's problems are reported at the key next to it.
     """
@@ -199,7 +203,9 @@ def model_pin(
 
         # token=False: a token in the user's home directory must not decide what a fleet can download.
         api = HfApi(endpoint=hub, token=token or False)
-        info = api.model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT)
+        info = api.model_info(
+            repo, revision=revision, files_metadata=True, securityStatus=True, timeout=TIMEOUT
+        )
         siblings = info.siblings or []
         unsized = [item.rfilename for item in siblings if item.size is None]
         if not info.sha or unsized:
@@ -212,6 +218,7 @@ def model_pin(
             files,
             _config(repo, info.sha, dict(files), hub, token),
             tuple(sorted((name, text) for name, text in hashes if text)),
+            read_card(repo, info, lambda name: api.model_info(name, timeout=TIMEOUT)),
         )
 
     return _hub_request(ask, (repo, revision), path, hub, token, sleep)

@@ -27,7 +27,9 @@ def resolve_pins(fleet: Fleet, lock: Lock, refresh: bool, token: Token) -> Lock:
     found_models = {}
     for need in images:
         try:
-            found_images[need.ref] = image_pin(need.ref, need.path, need.host.settings.registries)
+            found_images[need.ref] = image_pin(
+                need.ref, need.path, need.host.settings.registries, need.host.settings.overrides
+            )
         except ResolveError as error:
             problems.append(replace(error.problem, hosts=(need.host.name,)))
     tokens: dict[str, str | None] = {}

@@ -17,13 +17,15 @@ from ..generations.restore import clashes, partition_modes, restore_obstacles
 from ..generations.revisions import ComposedHost, RevisionChange, bindings, record_actions, records
 from ..generations.sources import NOTHING, SourceSelection
 from ..instances.compose import pull_ref
-from ..instances.factory import InstanceFactory
+from ..instances.factory import InstanceFactory, mirrored_image
 from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout
 from . import actions as steps
 from .actions import ImageStep, ModelStep
 from .assumptions import Assumption, assumptions, factory_modes
 from .disk_space import check_disk
+from .downloads import Download
+from .fetch_rules import proxy_warnings
 from .host_plan import HostPlan
 from .transfers import HostTransfer, offer
 
@@ -38,6 +40,7 @@ class FetchStage:
     models: tuple[ModelStep, ...]
     warnings: tuple[str, ...]
     obstacles: tuple[Problem, ...]
+    downloads: tuple[Download, ...]
 
 
 @dataclass(frozen=True)
@@ -184,12 +187,13 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
     engine = steps.docker_engine(host)
     tools, packages = steps.build_tools(host, (image for image, _unused in images)) or (None, ())
     first = tuple(action for action in (engine, tools, steps.numa_balancing(host)) if action)
-    image_of = {item.name: pull_ref(item, lock.image(item.image) if item.image else None)
-                for item in host.deployments}  # fmt: skip
+    image_of = {item.name: mirrored_image(item, lock, host) or pull_ref(item, lock.image(item.image) if item.image
+                else None) for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
     obstacles, warnings = check_disk(
         host, [image for image, _unused in images], (model for model, _unused in models)
     )
+    downloads = tuple(steps.downloads(host, lock))
     if unknown:  # the weights come later in the same run, and must have room then
         models = ()
     return FetchStage(
@@ -197,8 +201,9 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
         packages=(*((engine.target,) if engine else ()), *packages),
         images=tuple(image for image, _unused in images),
         models=tuple(model for model, _unused in models),
-        warnings=warnings,
+        warnings=(*warnings, *(proxy_warnings(host) if images or downloads else ())),
         obstacles=obstacles,
+        downloads=downloads,
     )
 
 

@@ -147,7 +147,7 @@ def _needs(
             key = (model.repo, model.commit, model.include, model.exclude, len(model.files), model.bytes)
             if key not in names:  # a hash of all files, which are the same for the same patterns
                 names[key] = name_of(model)
-            need = found.setdefault(names[key], _Need(MODEL, f"{model.repo}@{model.commit[:12]}"))
+            need = found.setdefault(names[key], _Need(MODEL, model.called))
             need.lacking.append((host, model))
     return found
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...module_utils.common.image_ref import ImageSoftware, parse_ref
+from ...module_utils.common.image_ref import ImageSoftware
 from ..catalog.images import look_up
 from ..desired.lockfile import Lock
 
@@ -40,7 +40,7 @@ def versions(
     refs = [
         ref
         for ref, pin in sources.lock.images.items()
-        if f"{parse_ref(ref).repository}@{pin.digest}" == image
+        if "@" in image and pin.digest == image.partition("@")[2]  # whose name may be that of a mirror
     ]
     probed = _probed(image, states) or next(
         (pin.software for ref in refs if (pin := sources.lock.images[ref]).software), None

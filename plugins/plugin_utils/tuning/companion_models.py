@@ -17,6 +17,8 @@ from ...module_utils.common.errors import Path, Problem
 from ...module_utils.common.mounts import HF_MOUNT
 from ..catalog.flag_values import Value
 from ..desired.deployment import LOCAL, REPO, Deployment
+from ..desired.lockfile import ModelPin
+from ..desired.weights_formats import ANY, without_pickles
 
 MODEL, DRAFT, ADAPTER, TOKENIZER = "model", "draft", "adapter", "tokenizer"
 """Roles of a repository in its deployment."""
@@ -37,7 +39,7 @@ WEIGHTS = tuple(
 class ModelRepository:
     """A repository of the hub, or those of its files that match the patterns.
 
-    use: its role in the deployment. path: the key that names it.
+    use: its role in the deployment. path: the key that names it. any_format: pickles may be downloaded and loaded.
     """
 
     use: str
@@ -46,6 +48,15 @@ class ModelRepository:
     path: Path
     exclude: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
+    any_format: bool = False
+
+    def excluded(self, pin: ModelPin) -> tuple[str, ...]:
+        """Return the patterns of what is not downloaded of a commit."""
+        return self.exclude if self.any_format else without_pickles(pin, self.exclude, self.include)
+
+    def files(self, pin: ModelPin) -> dict[str, int]:
+        """Return the files that are downloaded of a commit, with their sizes in bytes."""
+        return pin.selection(self.excluded(pin), self.include)
 
 
 def repositories(deployment: Deployment) -> tuple[ModelRepository, ...]:
@@ -123,11 +134,18 @@ def _repository(deployment: Deployment, name: _ModelName) -> ModelRepository:
     if name.same:
         return _of_model(deployment, name.use, name.revision or deployment.revision, name.path)
     exclude = WEIGHTS if name.use == TOKENIZER else ()
-    return ModelRepository(name.use, name.value, name.revision or MAIN, name.path, exclude)
+    return ModelRepository(
+        name.use, name.value, name.revision or MAIN, name.path, exclude, any_format=_any_format(deployment)
+    )
 
 
 def _of_model(deployment: Deployment, use: str, revision: str, path: Path) -> ModelRepository:
-    return ModelRepository(use, deployment.model, revision, path, deployment.exclude, deployment.include)
+    patterns = deployment.exclude, deployment.include
+    return ModelRepository(use, deployment.model, revision, path, *patterns, _any_format(deployment))
+
+
+def _any_format(deployment: Deployment) -> bool:
+    return deployment.weights_formats == ANY
 
 
 def _named(deployment: Deployment) -> Iterator[_ModelName]:

@@ -75,7 +75,10 @@ def test_baselines_match_their_schema(path: Path) -> None:
     assert problems(read(path), schema("baselines")) == []
 
 
-@pytest.mark.parametrize("name", ["images", "host_items", "models", "sources", "accuracy", "gpu_acceptance"])
+OTHERS = ["images", "host_items", "models", "licenses", "hubs", "sources", "accuracy", "gpu_acceptance"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_other_files_match_their_schema(name: str) -> None:
     assert problems(read(CATALOG / f"{name}.yml"), schema(name)) == []
 
@@ -93,6 +96,8 @@ def test_other_files_match_their_schema(name: str) -> None:
         "suite",
         "accuracy",
         "gpu_acceptance",
+        "licenses",
+        "hubs",
     ],
 )
 def test_schemas_are_schemas(name: str) -> None:
@@ -122,7 +127,7 @@ def test_sources_are_listed(path: Path) -> None:
 
 def test_no_source_is_unused() -> None:
     used = {source.partition("#")[0] for path in WITH_SOURCES for source in sources_in(read(path))}
-    used.add(knowledge().models["source"])
+    used.update(read(CATALOG / f"{name}.yml")["source"] for name in ("models", "licenses", "hubs"))
     used.update((reasons.VLLM_CLI, reasons.VLLM_ENV, reasons.VLLM_ROCM, reasons.HUB_ENV, reasons.ISOLATION))
     for path in BASELINES:
         used.update(setup["source"] for setup in read(path)["setups"].values())

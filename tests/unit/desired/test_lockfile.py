@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     model_key,
     parse_lock,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.model_card import ModelCard, Terms
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pins import missing_pins
 from huggingface_hub.utils import filter_repo_objects
 from hypothesis import given
@@ -132,6 +134,33 @@ def test_hashes_of_files_are_kept_and_older_files_have_none() -> None:
     assert parse_lock(data) == lock
     del data["models"]["k"]["hashes"]
     assert parse_lock(data).models["k"] == ModelPin(COMMIT, (("a", 1), ("b", 2)))
+
+
+def test_a_card_is_kept_and_older_files_have_none() -> None:
+    base = Terms("org/base", ("llama3.1",), gate="manual", eu=False)
+    own = Terms("lab/m", ("other",), "its own", "https://lab.example/license")
+    for card in (
+        ModelCard(Terms("lab/m")),
+        ModelCard(own, (base,), ("org/gone",), False, (("a.bin", "unsafe"),)),
+        ModelCard(own, scanned=True),
+    ):
+        lock = Lock(
+            {}, {model_key("https://mirror:1", "lab/m", "v@1"): ModelPin(COMMIT, (("a", 1),), card=card)}
+        )
+        data = json.loads(json.dumps(lock.to_json()))
+        assert parse_lock(data) == lock
+    (pin,) = data["models"].values()
+    del pin["card"]
+    assert parse_lock(data).model("https://mirror:1", "lab/m", "v@1") == ModelPin(COMMIT, (("a", 1),))
+
+
+@pytest.mark.parametrize(
+    "card", [5, [], {}, {"licenses": 5}, {"licenses": [], "base": 5}, {"licenses": [], "issues": []}]
+)
+def test_a_damaged_card(card: Any) -> None:
+    entry = {"commit": COMMIT, "files": {}, "config": None, "card": card}
+    with pytest.raises(ValueError, match="an entry is incomplete"):
+        parse_lock({"schema": 1, "images": {}, "models": {"|a/b@main": entry}})
 
 
 def test_what_an_image_said() -> None:

@@ -407,7 +407,7 @@ def test_what_a_host_lacks_to_build_an_image() -> None:
 
 # ---- weights -----------------------------------------------------------------------------------------
 
-FILES = (("config.json", 1), ("model.safetensors", 2), ("original/a.bin", 3), ("original/b.bin", 4))
+FILES = (("config.json", 1), ("model.safetensors", 2), ("original/a.npz", 3), ("original/b.npz", 4))
 PIN = ModelPin(COMMIT, FILES)
 ALL: dict[str, Any] = {"exclude": [], "include": []}
 WEIGHTS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...], ModelPin, bool]] = {
@@ -438,8 +438,8 @@ WEIGHTS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...], Model
         False,
     ),
     "named ones": ({"include": ["config.json"]}, (), ("config.json",), ModelPin(COMMIT), True),
-    "named ones, and fewer": ({"include": ["*.json", "*.bin"]}, (), ("config.json",), PIN, True),
-    "named ones, and others": ({"include": ["*.json"]}, (), ("*.bin",), PIN, False),
+    "named ones, and fewer": ({"include": ["*.json", "*.npz"]}, (), ("config.json",), PIN, True),
+    "named ones, and others": ({"include": ["*.json"]}, (), ("*.npz",), PIN, False),
 }
 
 

@@ -190,8 +190,15 @@ def test_the_documents_show_what_the_example_says() -> None:
     assert "requests of" in shown
 
 
-def test_the_example_has_nothing_to_warn_of() -> None:
-    assert "warning" not in example().lower()
+def test_the_example_has_nothing_to_warn_of_but_the_licence() -> None:
+    """It does not accept one on behalf of who copies it."""
+    _plan, _title, warnings = example().partition("\nWarnings\n")
+    assert "Warnings" not in _plan
+    (line,) = warnings.splitlines()
+    assert line.startswith(
+        "  amd/Llama-3.1-8B-Instruct-FP8-KV, amd/Llama-3.1-70B-Instruct-FP8-KV: a download is refused unless"
+    )
+    assert line.endswith("To accept it, write in the inventory: licenses_accepted: [llama3.1]")
 
 
 @pytest.mark.parametrize("sort", ["host", "instance"])

@@ -307,7 +307,7 @@ def test_two_selections_of_one_model_are_one_fetch() -> None:
     ]
     host = planned(state(), wanted)
     (model,) = host["models"]
-    assert sorted(model["files"]) == ["config.json", "model-1.safetensors", "original/params.bin"]
+    assert sorted(model["files"]) == ["config.json", "model-1.safetensors", "original/params.npz"]
     assert (model["exclude"], model["include"]) == ([], sorted(model["files"]))
     assert actions(planned(apply_to_state(state(), host), wanted)) == []
 
@@ -572,6 +572,10 @@ def test_text_for_people() -> None:
         "      change: first deployment\n"
         "   5. serve llama-0 … llama-1 (2 instances), ports 8000-8001, GPUs 0-1: absent → running\n"
         "      because not deployed yet\n"
+        "\n"
+        "Terms of the downloads\n"
+        "  lab/tiny-llama@main (model of llama)\n"
+        "    licence unknown: no card was read yet\n"
         "\n"
         "Deployment llama on n1, n2, n3, n4, n5, … n63 (63 hosts): 2 instances per host, vLLM 0.11.1\n"
         "  memory   per GPU 4.8 GiB of weights and about 166.3 GiB of KV cache (164.7 to 166.8 GiB): 2,180,128 tokens\n"

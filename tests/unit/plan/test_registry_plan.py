@@ -20,6 +20,7 @@ import requests
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import parse_ref
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.host_settings import Registry
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, ModelPin
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.model_card import ModelCard, Terms
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry import (
     NOT_FOUND,
@@ -170,6 +171,9 @@ SHA = "c" * 40
 CONFIG = {"model_type": "llama"}
 
 
+CARD = ModelCard(Terms("a/b"))  # of a hub that says nothing of it
+
+
 @dataclass
 class Hub:
     """A hub that says of a/b what it is told to, and answers some requests with a status first."""
@@ -243,7 +247,7 @@ WHOLE = listing(config__json=7, b__bin=5, a__bin=3)
 def test_a_model(token: str | None) -> None:
     with serving(Hub(WHOLE)) as hub:
         pin = model_pin("a/b", "main", MODEL, hub.url, token)
-    assert pin == ModelPin(SHA, (("a.bin", 3), ("b.bin", 5), ("config.json", 7)), CONFIG)
+    assert pin == ModelPin(SHA, (("a.bin", 3), ("b.bin", 5), ("config.json", 7)), CONFIG, card=CARD)
     assert [path for path, _ in hub.asked] == [
         "/api/models/a/b/revision/main",
         f"/a/b/resolve/{SHA}/config.json",
@@ -297,7 +301,7 @@ def test_a_hub_that_tells_too_little(info: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize("siblings", [{}, {"siblings": []}, {"siblings": None}])
 def test_a_repository_without_files(siblings: dict[str, Any]) -> None:
     with serving(Hub({"id": "a/b", "sha": SHA, **siblings})) as hub:
-        assert model_pin("a/b", "main", MODEL, hub.url, None) == ModelPin(SHA, (), None)
+        assert model_pin("a/b", "main", MODEL, hub.url, None) == ModelPin(SHA, (), None, card=CARD)
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,83 @@ def test_an_image_without_the_client(
     report = parse_report(capsys.readouterr().out)
     assert report is not None
     assert "ImportError" in report["causes"][0]["types"]
+
+
+class Limited(Exception):
+    """A hub's 429."""
+
+    def __init__(self, headers: dict[str, str], status: int = 429) -> None:
+        super().__init__("limited")
+        self.response = types.SimpleNamespace(status_code=status, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (Limited({"Retry-After": "120"}), 120.0),
+        (
+            Limited({"RateLimit": '"resolvers";r=0;t=42', "RateLimit-Policy": '"fixed window";q=3000;w=300'}),
+            42.0,
+        ),
+        (Limited({"Retry-After": "Wed, 25 Nov 2026 10:00:00 GMT"}), None),
+        (Limited({}), None),
+        (Limited({"Retry-After": "9"}, 503), None),
+        (ValueError("x"), None),
+    ],
+)
+def test_how_long_a_hub_wants_to_be_left_alone(error: Exception, seconds: float | None) -> None:
+    assert download.asked_pause(error) == seconds
+    outer = RuntimeError("outer")
+    outer.__cause__ = error
+    assert download.asked_pause(outer) == seconds
+
+
+def test_a_limit_that_names_its_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than any number of short pauses, and not in the same moment as other nodes."""
+    pauses: list[float] = []
+    monkeypatch.setattr(download.time, "sleep", pauses.append)
+    hub = Hub([Limited({"Retry-After": "100"}) for _unused in range(8)])
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert download.download(CONFIG, False) == "/hf/hub/snapshot"
+    assert len(pauses) == 8
+    assert all(100 <= pause <= 125 for pause in pauses)
+    assert len(set(pauses)) > 1
+    assert len(hub.asked) == 1  # the listing is not asked for again
+
+
+def test_a_limit_of_an_hour_is_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(download.time, "sleep", pauses.append)
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub", Hub([Limited({"Retry-After": "3600"}) for _unused in range(9)])
+    )
+    with pytest.raises(Limited):
+        download.download(CONFIG, False)
+    assert pauses == [2.0, 4.0, 8.0, 16.0]
+
+
+def test_all_files_share_the_bandwidth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    now, slept = [100.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(download.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(download.time, "sleep", sleep)
+    monkeypatch.setattr(download.LimitedFile, "free_at", 0.0)
+    module = types.ModuleType("huggingface_hub.file_download")
+
+    def http_get(url: str, temp_file: Any, *, proxies: Any = None) -> str:
+        temp_file.write(b"x" * 1000)
+        return f"{url} {temp_file.tell()}"
+
+    module.http_get = http_get  # type: ignore[attr-defined]
+    package = types.ModuleType("huggingface_hub")
+    package.file_download = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", package)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.file_download", module)
+    download.limit_bandwidth(500)
+    with open(tmp_path / "a", "wb") as first, open(tmp_path / "b", "wb") as second:
+        assert module.http_get("u", first) == "u 1000"  # type: ignore[attr-defined]
+        assert module.http_get("u", temp_file=second, proxies=None) == "u 1000"  # type: ignore[attr-defined]
+    assert slept == [2.0, 4.0]

@@ -98,10 +98,38 @@ def test_the_container_has_the_network_the_cache_and_nothing_else(
         "include": [],
         "exclude": ["original/*"],
         "max_workers": 3,
+        "bandwidth": 0,
         "token_file": "",
         "proxy_file": "",
     }
     assert body["Entrypoint"][2] == script("download")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "bandwidth", "off"),
+    [
+        ("", 0, False),
+        ("https://huggingface.co", 0, False),
+        ("https://eu.huggingface.co/", 0, False),
+        ("https://huggingface.co.example", 0, True),
+        ("https://hf-mirror.example/hub", 0, True),
+        ("http://10.0.0.5:8080", 0, True),
+        ("", 1_000_000, True),
+    ],
+)
+def test_xet_is_off_with_a_mirror_or_a_limit(
+    docker: FakeDocker, args: dict[str, Any], run_module: Any, endpoint: str, bandwidth: int, off: bool
+) -> None:
+    seen: list[FakeContainer] = []
+
+    def program(container: FakeContainer) -> int:
+        seen.append(container)
+        return download()(container)
+
+    docker.programs["instinct-fetch-"] = program
+    run_module(hf_model.main, {**args, "endpoint": endpoint, "bandwidth": bandwidth})
+    assert ("HF_HUB_DISABLE_XET=1" in seen[0].body["Env"]) is off
+    assert config_of(seen[0])["bandwidth"] == bandwidth
 
 
 def test_nothing_is_downloaded_without_the_action_plugin(

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,9 @@ def test_the_container_gets_both_and_docker_shows_no_account(
     docker._run = run  # type: ignore[method-assign]
     result, failed = run_module(hf_model.main, {**behind, "token": CANARY})
     assert not failed, result
+    wanted = {**PROXY, "no_proxy": "localhost,.example,127.0.0.1,::1"}
     both = {
-        name: value for key, value in PROXY.items() for name, value in ((key, value), (key.upper(), value))
+        name: value for key, value in wanted.items() for name, value in ((key, value), (key.upper(), value))
     }
     assert (seen["proxy"], seen["mode"], seen["config"]["proxy_file"]) == (
         both,
@@ -120,6 +122,21 @@ def test_a_bundle_that_is_none(
     assert why in result["msg"]
     assert "update-ca-certificates" in result["msg"]
     assert docker.requests == []
+
+
+@pytest.mark.parametrize(
+    ("given", "no_proxy"),
+    [
+        ({"https_proxy": "http://p:1"}, "localhost,127.0.0.1,::1"),
+        ({"https_proxy": "http://p:1", "no_proxy": " .corp , 127.0.0.1,"}, ".corp,127.0.0.1,localhost,::1"),
+        ({"https_proxy": "http://p:1", "no_proxy": "*"}, "*"),
+        ({"https_proxy": "", "no_proxy": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_node_itself_is_reached_without_a_proxy(given: Any, no_proxy: str | None) -> None:
+    found = proxies.environment(given)
+    assert (found.get("no_proxy"), found.get("NO_PROXY")) == (no_proxy, no_proxy)
 
 
 def test_accounts_of_proxies() -> None:
@@ -237,5 +254,7 @@ def test_git_gets_sources_through_a_proxy_and_a_private_ca(
         running.server_close()
     assert there.hash == plan.hash  # the way makes no other image
     command = there.docker_command("/src", "c0")
-    assert command[-5:] == ["--build-arg", "https_proxy", "--build-arg", "HTTPS_PROXY", "/src"]
+    given = [name for flag, name in pairwise(command) if flag == "--build-arg" and "roxy" in name.lower()]
+    assert given == ["https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"]
+    assert command[-1] == "/src"
     assert "ss-of-the-proxy" not in " ".join([*command, *there.commands("/d"), repr(there)])
