@@ -10,8 +10,8 @@
     … --fork amd-0.9.1 --parent 0.9.2                             writes what a fork has otherwise than a release
 
 Only generated files are written (versions, flags, env, configs, quantization, checks, registries, bench,
-fork_differences); replacements.yml, parser.yml, settings.yml and backends.yml are written by hand; what they now lack is
-named at the end.
+fork_differences). replacements.yml, parser.yml, settings.yml and backends.yml are written by hand; what they lack now
+is named at the end.
 """
 
 from __future__ import annotations

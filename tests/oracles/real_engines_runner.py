@@ -116,7 +116,7 @@ class Anything(types.ModuleType):
 class AnyFinder:
     """Finds the packages that vLLM's modules import on ROCm, which the configuration does not need."""
 
-    packages = ("flash_attn", "ray", "torchvision", "triton")
+    packages = ("arctic_inference", "flash_attn", "lmcache", "ray", "torchvision", "triton")
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         """Return a spec for each of their modules."""
@@ -145,6 +145,8 @@ def on_rocm() -> None:
     sys.meta_path.append(AnyFinder())
     registry = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda fn: fn()
+    platforms = importlib.import_module("vllm.platforms.interface")
+    platforms.Platform.is_cumem_allocator_available = lambda _: True  # a library of images for GPUs
 
 
 def warm() -> None:
@@ -167,6 +169,8 @@ class Engine:
         self.serve = serve
         self.arguments = probe.first_import("vllm.engine.arg_utils:AsyncEngineArgs")
         self.usage = probe.first_import("vllm.usage.usage_lib:UsageContext")
+        factory = probe.first_import("vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory")
+        self.connectors = getattr(factory, "get_connector_class", lambda _: None)
         self.check = None
         for place in ("vllm.entrypoints.launchers.launcher", "vllm.entrypoints.openai.api_server"):
             try:
@@ -190,9 +194,12 @@ class Engine:
         engine = self.arguments.from_cli_args(args)
         yield "engine config"
         if "usage_context" in engine.create_engine_config.__code__.co_varnames:
-            engine.create_engine_config(usage_context=self.usage.OPENAI_API_SERVER)
+            config = engine.create_engine_config(usage_context=self.usage.OPENAI_API_SERVER)
         else:
-            engine.create_engine_config()
+            config = engine.create_engine_config()
+        yield "connector"
+        if config.kv_transfer_config is not None and config.kv_transfer_config.is_kv_transfer_instance:
+            self.connectors(config.kv_transfer_config)
 
     def verdict(self, argv: list[str]) -> dict:
         """Whether a command line gets as far as the start of the engine."""

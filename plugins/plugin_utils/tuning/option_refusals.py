@@ -91,7 +91,7 @@ def _graphs(tuned: TunedSettings) -> Found:
     largest = tuned.args.get(f"--{key.replace('_', '-')}", inner.get(key))
     off = (
         tuned.args.get("--enforce-eager")
-        or str(inner.get("cudagraph_mode")).upper() == "NONE"
+        or str(inner.get("cudagraph_mode", "")).upper() == "NONE"
         or str(tuned.args.get("--optimization-level")) in ("0", "O0")
     )
     if not isinstance(largest, int) or isinstance(largest, bool) or largest > 0 or off:
