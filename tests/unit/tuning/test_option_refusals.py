@@ -27,6 +27,7 @@ TWO = {"pipeline_parallel_size": 2}
     ("0.32.0", {"kv_transfer_config": {**NIXL, "kv_connector": "NixlConector"}}, {}, "Did you mean NixlConnector"),
     ("0.32.0", {"kv_transfer_config": {**SHARED, "kv_connector_module_path": "my.module"}}, {}, ""),
     ("0.32.0", {"kv_transfer_config": NIXL}, {}, ""),
+    ("0.13.0", {"kv_transfer_config": SHARED, "kv_offloading_size": 4.0}, {}, ""),
     ("0.32.0", {"kv_transfer_config": {"kv_role": "kv_both"}}, {}, "names no kv_connector"),
     ("0.21.0", {"kv_transfer_config": {"kv_role": "kv_both"}}, {}, ""),
     ("0.11.2", {"reasoning_parser": "foo"}, {}, "has no parser foo"),
@@ -89,6 +90,29 @@ def test_a_package_that_published_images_lack(basis: str, said: list[str]) -> No
         LLAMA_8B, software=replace(FACTS, vllm="0.24.0", basis=basis), recipes=False, engine_args=given
     )
     assert [word for problem in found.problems for word in said if word in problem.text()] == said
+
+
+@pytest.mark.parametrize(("release", "model", "said"), [
+    ("0.11.2", "mixtral", "no EAGLE-3 draft for models of type mixtral"),
+    ("0.11.2", "qwen3-moe", ""),
+    ("0.9.2", "mixtral", ""),
+    ("0.24.0", "mixtral", ""),
+])  # fmt: skip
+def test_models_that_an_eagle_3_draft_is_for(release: str, model: str, said: str) -> None:
+    found = plan(Case(model, {"speculative_config": EAGLE}, {}), release).problems
+    assert [text for text in found if "EAGLE-3" in text] == [text for text in found if said and said in text]
+    assert any(said in text for text in found) or not said
+
+
+@pytest.mark.parametrize(("release", "flags", "said"), [
+    ("0.13.0", {"pooler_config": {"normalize": True}}, "it has no pooling_type"),
+    ("0.13.0", {"pooler_config": {"pooling_type": "LAST"}}, ""),
+    ("0.16.0", {"pooler_config": {"step_tag_id": 8}}, ""),
+])  # fmt: skip
+def test_a_pooler_of_a_model_that_generates(release: str, flags: dict[str, Any], said: str) -> None:
+    found = plan(Case("llama", flags, {}), release).problems
+    assert bool(found) == bool(said), found
+    assert said in " ".join(found)
 
 
 @pytest.mark.parametrize(("model", "flags", "said"), [
