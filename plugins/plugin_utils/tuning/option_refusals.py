@@ -32,6 +32,8 @@ HEADS = ("eagle-", "eagle3", "dflash", "medusa", "mlp_speculator", "mlp-speculat
 """Words in the name of a draft by which these releases tell its method, or which say what its config.json has."""
 NO_PIPELINE = ("eagle", "eagle3", "dflash")
 """Methods whose draft models cannot be split into stages."""
+REQUIRED: Mapping[str, tuple[str, ...]] = {"--watermark-config": ("key",)}
+"""Keys of JSON without a default; vllm/config/watermarking.py, since 0.30.0."""
 EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 EXECUTOR_SINCE, GRAPHS_SINCE, SHM_SINCE, MAMBA_SINCE = "0.19.0", "0.11.1", "0.11.1", "0.20.0"
 SHM_DEFAULT = 128
@@ -100,6 +102,10 @@ def _executor(tuned: TunedSettings) -> Found:
 
 
 def _numbers(tuned: TunedSettings) -> Found:
+    for flag, keys in REQUIRED.items():
+        given = as_map(tuned.args.get(flag))
+        for key in [name for name in keys if given is not None and name not in given]:
+            yield flag, f"it has no {key}", f"Add {key}, or leave {flag} out."
     for flag in AT_LEAST_ONE if _inside(tuned, "0.13.0") else ():
         value = tuned.args.get(flag)
         if isinstance(value, int) and not isinstance(value, bool) and value == 0:
