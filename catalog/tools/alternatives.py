@@ -16,7 +16,7 @@ from catalog.tools.expressions import NONE, TRUE, Expr, both, constant, either, 
 
 DECIDING = {"SpeculativeConfig": ("method", "model")}
 """The key of which every value has a walk of its own, and the one of which it only matters whether it is given."""
-SHORT, LONGEST = 8, 120
+SHORT, LONGEST = 8, 60
 """Longer values, of one walk and of all together, are taken for unknown; comparing them makes them short again."""
 
 Found = tuple[Expr, str]

@@ -16,8 +16,8 @@ Expr = Any
 TRUE: Expr = ["=", True]
 FALSE: Expr = ["=", False]
 NONE: Expr = ["=", None]
-SIDE = 60
-"""Larger values of a choice are taken for unknown."""
+SIDE, TEST = 60, 40
+"""Larger values of a choice, and larger conditions of one, are taken for unknown."""
 
 
 def constant(value: object) -> Expr:
@@ -82,6 +82,7 @@ def choice(test: Expr, then: Expr, other: Expr) -> Expr:
     if is_object(then) or is_object(other):
         held = maker(then if is_object(then) else other)
         return present(held, choice(test, _there(then), _there(other)))
+    test = None if size(test) > TEST else test
     then, other = _assuming(test, then, 2), _assuming(test, other, 3)
     if then is None and other is None:
         return None

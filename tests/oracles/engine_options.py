@@ -117,7 +117,7 @@ GROUPS: Mapping[str, Mapping[str, Values]] = {
                                                        "turboquant_k8v4", "int8_per_token_head"]),
         "calculate_kv_scales": ON,
         "gpu_memory_utilization": ([0.5, 0.9, 0.95, 1.0], [0.0, 1.01, 90, -0.5, 0.005]),
-        "swap_space": ([0, 4, 8], [-1, 10000]),
+        "swap_space": ([0, 4, 8], [-1, 64]),
         "kv_cache_memory_bytes": (["40g", 40000000000], [0, "x"]),
         "num_gpu_blocks_override": ([1000], [0, -1]),
         "enable_prefix_caching": ON,

@@ -117,7 +117,7 @@ class Anything(types.ModuleType):
 class AnyFinder:
     """Finds the packages that vLLM's modules import on ROCm, which the configuration does not need."""
 
-    packages = ("flash_attn", "ray", "torchvision", "triton")
+    packages = ("arctic_inference", "flash_attn", "lmcache", "ray", "torchvision", "triton")
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         """Return a spec for each of their modules."""
@@ -148,6 +148,8 @@ def on_rocm() -> None:
     registry._run_in_subprocess = lambda fn: fn()
     # Compiled for ROCm too, and no part of what is unpacked here.
     importlib.import_module("vllm.device_allocator.cumem").cumem_available = True
+    platforms = importlib.import_module("vllm.platforms.interface")
+    platforms.Platform.is_cumem_allocator_available = lambda _: True  # a library of images for GPUs
 
 
 def warm() -> None:
@@ -237,6 +239,8 @@ class Engine:
         self.serve = serve
         self.arguments = probe.first_import("vllm.engine.arg_utils:AsyncEngineArgs")
         self.usage = probe.first_import("vllm.usage.usage_lib:UsageContext")
+        factory = probe.first_import("vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory")
+        self.connectors = getattr(factory, "get_connector_class", lambda _: None)
         self.check = None
         for place in ("vllm.entrypoints.launchers.launcher", "vllm.entrypoints.openai.api_server"):
             try:
@@ -267,6 +271,9 @@ class Engine:
         choose_attention(config)
         yield "adapters"
         find_adapters(config, getattr(args, "lora_modules", None) or ())
+        yield "connector"
+        if config.kv_transfer_config is not None and config.kv_transfer_config.is_kv_transfer_instance:
+            self.connectors(config.kv_transfer_config)
 
     def verdict(self, argv: list[str]) -> dict:
         """Whether a command line gets as far as the start of the engine."""

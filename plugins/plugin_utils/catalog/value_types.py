@@ -23,6 +23,8 @@ _MEANING = {
     "List": "a list", "set": "a list", "tuple": "a list", "dict": "a map", "Dict": "a map", "None": "null",
 }  # fmt: skip
 _PLURALS = {"int": "whole numbers", "float": "numbers", "str": "texts", "dict": "maps"}
+_OBJECT = "Config"
+"""The end of the names of configuration classes, also of those whose fields are not listed."""
 _WRAPPERS = ("Annotated", "InitVar", "Final", "Required")
 _AMONG: Mapping[str, tuple[Callable[[float, float], bool], str]] = {
     "ge": (lambda value, limit: value >= limit, "at least"),
@@ -137,7 +139,7 @@ def _meaning(node: ast.expr, nested: Mapping[str, Any]) -> str:
         parts = (_PLURALS.get(_head(item), "") for item in _members(inner[-1]))
         listed = " or ".join(part for part in parts if part)
         return f"{kind} of {listed}" if listed else kind
-    return "a map" if _head(node) in nested else kind
+    return "a map" if _head(node) in nested or _head(node).endswith(_OBJECT) else kind
 
 
 def _fits(node: ast.expr, value: Any, nested: Mapping[str, Any]) -> bool:
@@ -170,6 +172,8 @@ def _fits_one(node: ast.expr, value: Any, nested: Mapping[str, Any]) -> bool:
 def _scalar(head: str, value: Any) -> bool:
     if head in ("str", "Path"):
         return isinstance(value, str)
+    if head.endswith(_OBJECT):
+        return isinstance(value, Mapping)
     if head == "bool":
         return value in (0, 1) if isinstance(value, (int, float)) else str(value).lower() in _WORDS
     if head in ("int", "float"):

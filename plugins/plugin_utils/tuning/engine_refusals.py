@@ -110,6 +110,8 @@ def _model(model: ModelFacts | None, max_model_len: int | None) -> dict[str, Any
         facts["max_model_len"] = max_model_len
     if model is not None and model.architectures:
         facts["use_mla"] = model.mla
+        if all(name.endswith("ForCausalLM") for name in model.architectures):
+            facts["is_encoder_decoder"] = False
     return facts
 
 

@@ -32,20 +32,43 @@ HEADS = ("eagle-", "eagle3", "dflash", "medusa", "mlp_speculator", "mlp-speculat
 """Words in the name of a draft by which these releases tell its method, or which say what its config.json has."""
 NO_PIPELINE = ("eagle", "eagle3", "dflash")
 """Methods whose draft models cannot be split into stages."""
+REQUIRED: Mapping[str, tuple[str, ...]] = {"--watermark-config": ("key",)}
+"""Keys of JSON without a default; vllm/config/watermarking.py, since 0.30.0."""
 EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 EXECUTOR_SINCE, GRAPHS_SINCE, SHM_SINCE, MAMBA_SINCE = "0.19.0", "0.11.1", "0.11.1", "0.20.0"
 SHM_DEFAULT = 128
+POOLER, POOLER_NEEDS = "--pooler-config", ("0.12.0", "0.14.0")
+"""Releases that read the pooling_type of any pooler_config; vllm/config/model.py."""
+_FIRST = ("llama", "qwen", "minicpm", "gpt_oss")
+_SECOND = (*_FIRST, "hunyuan_vl", "hunyuan_v1_dense", "afmoe")
+_THIRD = (*_SECOND, "nemotron_h", "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
+TARGETS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("0.10.1", _FIRST[:2]),
+    ("0.11.0", _FIRST),
+    ("0.16.0", _SECOND),
+    ("0.17.0", _THIRD[:8]),
+    ("0.18.0", _THIRD),
+    ("0.19.1", (*_THIRD, "minimax_m2", "gemma4")),
+    ("0.21.0", (*_THIRD, "minimax_m2", "gemma4", "laguna")),
+    ("0.22.0", ()),
+)
+"""Parts of the types of models for which a release takes an EAGLE-3 draft; none: any; vllm/config/speculative.py."""
 MAMBA = ("triton", "flashinfer")
 
 
-def option_refusals(tuned: TunedSettings, multimodal: bool) -> Found:
-    """Yield what stops the release. multimodal: whether the model is known to read images, video or audio."""
+def option_refusals(tuned: TunedSettings, config: Mapping[str, Any] | None, multimodal: bool) -> Found:
+    """Yield what stops the release.
+
+    config None: the model's config.json is not known. multimodal: whether it is known to read images, video or audio.
+    """
     yield from _executor(tuned)
+    yield from _pooling(tuned)
     yield from _graphs(tuned)
     yield from _numbers(tuned)
     if (given := as_map(tuned.args.get(SPECULATIVE))) is not None:
         yield from _asynchronous(tuned, given)
         yield from _drafting(tuned, given)
+        yield from _target(tuned, given, config or {})
     size = tuned.args.get(SHM)
     shared = tuned.args.get("--mm-processor-cache-type") == "shm"
     if multimodal and size not in (None, SHM_DEFAULT) and not shared and _inside(tuned, SHM_SINCE):
@@ -79,6 +102,10 @@ def _executor(tuned: TunedSettings) -> Found:
 
 
 def _numbers(tuned: TunedSettings) -> Found:
+    for flag, keys in REQUIRED.items():
+        given = as_map(tuned.args.get(flag))
+        for key in [name for name in keys if given is not None and name not in given]:
+            yield flag, f"it has no {key}", f"Add {key}, or leave {flag} out."
     for flag in AT_LEAST_ONE if _inside(tuned, "0.13.0") else ():
         value = tuned.args.get(flag)
         if isinstance(value, int) and not isinstance(value, bool) and value == 0:
@@ -91,7 +118,7 @@ def _graphs(tuned: TunedSettings) -> Found:
     largest = tuned.args.get(f"--{key.replace('_', '-')}", inner.get(key))
     off = (
         tuned.args.get("--enforce-eager")
-        or str(inner.get("cudagraph_mode")).upper() == "NONE"
+        or str(inner.get("cudagraph_mode", "")).upper() == "NONE"
         or str(tuned.args.get("--optimization-level")) in ("0", "O0")
     )
     if not isinstance(largest, int) or isinstance(largest, bool) or largest > 0 or off:
@@ -119,3 +146,22 @@ def _drafting(tuned: TunedSettings, given: Mapping[str, Any]) -> Found:
     if method in NO_PIPELINE and model and tuned.context.pp > 1:
         what = f"a draft of method {method} cannot be split into the {tuned.context.pp} stages of the model"
         yield SPECULATIVE, what, "Set pipeline_parallel_size to 1, or leave speculative_config out."
+
+
+def _target(tuned: TunedSettings, given: Mapping[str, Any], config: Mapping[str, Any]) -> Found:
+    inner = config.get("text_config")
+    kind = (inner if isinstance(inner, Mapping) else {}).get("model_type") or config.get("model_type")
+    known = tuned.table.line.value(TARGETS, tuned.release.index, ())
+    fits = not known or not isinstance(kind, str) or any(part in kind for part in known)
+    if given.get("method") == "eagle3" and not fits:
+        what = f"this release takes no EAGLE-3 draft for models of type {kind}"
+        yield SPECULATIVE, what, "Use method ngram, or a later release."
+
+
+def _pooling(tuned: TunedSettings) -> Found:
+    given = as_map(tuned.args.get(POOLER))
+    if given is None or given.get("pooling_type") or not _inside(tuned, *POOLER_NEEDS):
+        return
+    others = (tuned.args.get("--runner"), tuned.args.get("--convert"), tuned.args.get("--task"))
+    if all(value in (None, "auto", "none", "generate") for value in others):
+        yield POOLER, "it has no pooling_type", "Add pooling_type, such as LAST, or leave it out."

@@ -42,7 +42,7 @@ def _inside(tuned: TunedSettings, since: str, until: str | None = None) -> bool:
 
 def _connector(tuned: TunedSettings, knowledge: Knowledge) -> Found:
     given, version = as_map(tuned.args.get("--kv-transfer-config")), tuned.release.requested
-    if given is None:
+    if given is None or tuned.args.get("--kv-offloading-size") is not None:  # which puts its own in place
         return
     name, known = given.get("kv_connector"), knowledge.registered("kv_connector", tuned.release)
     if isinstance(name, str) and known and name not in known and not given.get("kv_connector_module_path"):

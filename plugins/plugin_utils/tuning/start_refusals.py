@@ -67,7 +67,7 @@ def start_refusals(
         *_experts(tuned, config),
         *_speculative(tuned, config),
         *_capture_sizes(tuned),
-        *option_refusals(tuned, config is not None and _speaks_of(config, "vision", "audio")),
+        *option_refusals(tuned, config, config is not None and _speaks_of(config, "vision", "audio")),
     ]
     version = tuned.release.requested
     return tuple(

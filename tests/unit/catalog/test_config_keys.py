@@ -55,6 +55,8 @@ def test_unknown_keys_are_refused_in_every_class(flag: str) -> None:
         ("0.33.0", "eplb_config", {"window_size": 0}, BAD_VALUE, "not above 0"),
         ("0.33.0", "reasoning_config", {"reasoning_start_str": 3}, BAD_VALUE, "not text"),
         ("0.33.0", "profiler_config", {"profiler": "torche"}, BAD_CHOICE, "torch"),
+        ("0.33.0", "speculative_config", {"draft_load_config": 1}, BAD_VALUE, "not a map"),
+        ("0.33.0", "speculative_config", {"draft_load_config": {}}, OK, ""),
         ("0.33.0", "attention_config", {"backend": "TRITON_ATN"}, BAD_CHOICE, "TRITON_ATTN"),
         ("0.33.0", "attention_config", {"backend": "triton_attn"}, OK, ""),
         (
