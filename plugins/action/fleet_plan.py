@@ -113,7 +113,7 @@ class ActionModule(ControllerAction):
         if again is not None:
             news = restrict_to(plan, again)
         else:
-            late = outside_window(plan.hosts, latest) if not offline else ()
+            late = outside_window(plan, latest) if not offline else ()
             if late and options["apply"] and not self._task.check_mode:
                 raise FleetError(late)
             plan = replace(plan, warnings=(*plan.warnings, *(problem.text() for problem in late)))

@@ -138,7 +138,9 @@ class LimitedFile:
 
 def limit_bandwidth(rate: int) -> None:
     """Limit all downloads of huggingface_hub, whose http_get() has had the file as second argument since 0.20."""
-    import huggingface_hub.file_download as module
+    import huggingface_hub.file_download
+
+    module: Any = huggingface_hub.file_download
 
     real = module.http_get
 

@@ -79,7 +79,7 @@ class DownloadRequest:
         """Return a hash that identifies a download: the same files into the same cache from the same hub."""
         snapshot = self.snapshot
         parts = [snapshot.cache_dir, snapshot.include, snapshot.exclude, self.endpoint]
-        way = [dict(self.proxy), self.ca_file] if self.proxy or self.ca_file else []
+        way: list[Any] = [dict(self.proxy), self.ca_file] if self.proxy or self.ca_file else []
         way += [self.bandwidth] if self.bandwidth else []
         return text_hash(canonical([*parts, *way]))[:16]
 

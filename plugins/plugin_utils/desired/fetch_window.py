@@ -14,7 +14,6 @@ EXAMPLE = '"22:00-06:00", or with a time zone "22:00-06:00 Europe/Berlin"'
 _FORM = re.compile(
     r"([01]?\d|2[0-3]):([0-5]\d)\s*-\s*([01]?\d|2[0-3]|24):([0-5]\d)(?:\s+([A-Za-z0-9_+/-]+))?"
 )
-MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)

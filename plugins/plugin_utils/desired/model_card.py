@@ -12,7 +12,7 @@ GATES = {"auto": "granted at once", "manual": "granted by hand"}
 
 
 @dataclass(frozen=True)
-class Terms:
+class CardTerms:
     """The terms of one repository, as its card states them.
 
     licenses: identifiers; none if the card names none. name, link: of a licence without an identifier. gate: "" for
@@ -33,7 +33,7 @@ class Terms:
         return found if self.eu else {**found, "eu": False}
 
     @classmethod
-    def from_json(cls, repo: str, data: Mapping[str, Any]) -> Terms:
+    def from_json(cls, repo: str, data: Mapping[str, Any]) -> CardTerms:
         """Build it from what to_json returned. Raise KeyError, TypeError or AttributeError for other data."""
         name, link, gate = (str(data.get(key, "")) for key in ("name", "link", "gate"))
         return cls(repo, tuple(map(str, data["licenses"])), name, link, gate, bool(data.get("eu", True)))
@@ -48,8 +48,8 @@ class ModelCard:
     issues: the files that the scan reports, with its word for each.
     """
 
-    own: Terms
-    base: tuple[Terms, ...] = ()
+    own: CardTerms
+    base: tuple[CardTerms, ...] = ()
     unread: tuple[str, ...] = ()
     scanned: bool | None = None
     issues: tuple[tuple[str, str], ...] = ()
@@ -71,8 +71,8 @@ class ModelCard:
         base = data.get("base", {})
         scanned, issues = data.get("scanned"), data.get("issues", {})
         return cls(
-            Terms.from_json(repo, data),
-            tuple(Terms.from_json(name, item) for name, item in base.items()),
+            CardTerms.from_json(repo, data),
+            tuple(CardTerms.from_json(name, item) for name, item in base.items()),
             tuple(map(str, data.get("base_unread", ()))),
             None if scanned is None else bool(scanned),
             tuple(sorted((str(path), str(word)) for path, word in issues.items())),

@@ -12,7 +12,7 @@ from ..catalog.licenses import License
 from ..desired.deployment import Deployment
 from ..desired.fleet import Host
 from ..desired.lockfile import ModelPin
-from ..desired.model_card import Terms
+from ..desired.model_card import CardTerms
 from ..tuning.companion_models import ModelRepository
 
 SHOWN = 3
@@ -34,7 +34,7 @@ class StatedLicense:
     """A licence that a download is under. of: the repository that states it. accepted: on all its hosts."""
 
     license: License
-    of: Terms
+    of: CardTerms
     accepted: bool
 
 
@@ -43,7 +43,7 @@ class DownloadTerms:
     """What is known before a repository is downloaded.
 
     uses: (role, deployment) pairs. known: the card was read; otherwise licences are what the catalogue says by the
-    name. scan: of the hub, in words. left_out: number and bytes of pickles that are not downloaded. loaded: pickles
+    name. scan: of the hub, in words. omitted: number and bytes of pickles that are not downloaded. loaded: pickles
     that a server loads. code: its Python files with their hashes, if the deployment runs them.
     """
 
@@ -54,10 +54,10 @@ class DownloadTerms:
     hosts: tuple[str, ...]
     known: bool
     licenses: tuple[StatedLicense, ...]
-    gates: tuple[Terms, ...]
+    gates: tuple[CardTerms, ...]
     unread: tuple[str, ...]
     scan: str
-    left_out: tuple[int, int] = (0, 0)
+    omitted: tuple[int, int] = (0, 0)
     loaded: tuple[str, ...] = ()
     code: tuple[tuple[str, str], ...] = ()
 
@@ -82,7 +82,7 @@ class DownloadTerms:
             ],
             "gates": {item.repo: item.gate for item in self.gates},
             "scan": self.scan,
-            "pickles_left_out": self.left_out[0],
+            "pickles_left_out": self.omitted[0],
             "pickles": list(self.loaded),
             "code": dict(self.code),
         }

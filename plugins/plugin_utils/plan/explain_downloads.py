@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..desired.actions import size
-from ..desired.model_card import GATES, Terms
+from ..desired.model_card import GATES, CardTerms
 from ..text import plural
 from .downloads import DownloadTerms, StatedLicense
 from .text import wrapped
@@ -34,7 +34,7 @@ def _facts(item: DownloadTerms, full: bool) -> Iterator[tuple[str, str]]:
         yield "gate", "none"
     if item.known:
         yield "scan", f"of the hub: {item.scan}"
-    count, total = item.left_out
+    count, total = item.omitted
     if count:
         yield (
             "left out",
@@ -64,7 +64,7 @@ def _license(item: StatedLicense, repo: str) -> str:
     return text + (f", {item.license.link}" if item.license.link else "")
 
 
-def _gate(terms: Terms) -> str:
+def _gate(terms: CardTerms) -> str:
     parts = [f"access is {GATES[terms.gate]}"] if terms.gate else []
     parts += ["its publisher does not offer it in the EU"] if not terms.eu else []
     return f"{terms.repo}: {', '.join(parts)}"

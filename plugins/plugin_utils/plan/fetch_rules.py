@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from urllib.parse import urlsplit
 
@@ -13,26 +13,22 @@ from ..desired.fetch_window import NOW, VARIABLE, FetchWindow
 from ..desired.fleet import Host
 from ..desired.no_proxy import behind_proxy, host_of
 from ..desired.registry_override import mirrored
-from .host_plan import HostPlan
-
-FETCHES = ("image", "model")
-"""Kinds of actions that take bytes from elsewhere."""
+from .host_plan import FleetPlan
 
 
-def outside_window(hosts: Iterable[HostPlan], now: datetime) -> tuple[Problem, ...]:
+def outside_window(plan: FleetPlan, now: datetime) -> tuple[Problem, ...]:
     """Return the hosts that would fetch outside of their hours, by window."""
+    # What waits for an image whose software has to be read first is among the downloads only.
+    downloading = {name for item in plan.downloads for name in item.hosts}
     found: dict[FetchWindow, list[str]] = {}
-    for plan in hosts:
-        window = plan.host.settings.window
-        fetching = any(_fetches(plan, kind) for kind in FETCHES)
-        if window and fetching and not plan.host.settings.fetch_now and not window.contains(now):
-            found.setdefault(window, []).append(plan.host.name)
+    for host in plan.hosts:
+        name, settings = host.host.name, host.host.settings
+        # An image that is present is only probed, and one that is built fetches as much as one that is pulled.
+        pulling = any(item.kind == "image" and item.before != "present" for item in host.actions)
+        window = None if settings.fetch_now else settings.window
+        if window and (pulling or name in downloading) and not window.contains(now):
+            found.setdefault(window, []).append(name)
     return tuple(_problem(window, names, now) for window, names in found.items())
-
-
-def _fetches(plan: HostPlan, kind: str) -> bool:
-    # An image that is present is only probed, and one that is built fetches as much as one that is pulled.
-    return any(item.kind == kind and item.before != "present" for item in plan.actions)
 
 
 def _problem(window: FetchWindow, names: Sequence[str], now: datetime) -> Problem:

@@ -33,15 +33,15 @@ class HubLoad:
         hosts = "host downloads" if self.at_once == 1 else "hosts download"
         return (
             f"{self.hosts} hosts need {self.requests:,} requests for files of {self.hub}, which answers {self.limit:,} "
-            f"in {self.window // 60} minutes to one address without an account: {self.at_once} {hosts} at a time. A mirror "
-            "(hf_model_endpoint) has no such limit"
+            f"in {self.window // 60} minutes to one address without an account: {self.at_once} {hosts} at a time. A "
+            "mirror (hf_model_endpoint) has no such limit"
         )
 
 
 def hub_load(models: Iterable[Iterable[ModelStep]], data: Mapping[str, Any]) -> HubLoad | None:
     """Return what the hosts' downloads ask of the first hub with a known limit; None if they ask none.
 
-    models: of each host. Hosts share an address, as far as anybody knows, and the limit without an account is the lowest.
+    models: of each host. Hosts may share an address, and the limit without an account is the lowest.
     """
     for hub in data["hubs"]:
         asked = [

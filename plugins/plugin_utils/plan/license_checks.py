@@ -9,7 +9,7 @@ from ...module_utils.common.errors import Problem, nearest, suggest
 from ..catalog.licenses import REPOSITORY, LicenseBook, accepted
 from ..desired.fleet import Host
 from ..desired.lockfile import Lock
-from ..desired.model_card import ModelCard, Terms
+from ..desired.model_card import CardTerms, ModelCard
 from .downloads import Download, DownloadTerms, StatedLicense, names_of
 
 VARIABLE = "licenses_accepted"
@@ -26,8 +26,8 @@ def stated_licenses(
     repo = group[0].wanted.repo
     accepting = dict.fromkeys(item.host.settings.licenses for item in group)
     found: dict[str, StatedLicense] = {}
-    unread = (Terms(name) for name in (card.unread if card else ()))
-    for terms in (card.own if card else Terms(repo), *(card.base if card else ()), *unread):
+    unread = (CardTerms(name) for name in (card.unread if card else ()))
+    for terms in (card.own if card else CardTerms(repo), *(card.base if card else ()), *unread):
         stated = book.stated(terms.repo, terms.licenses, terms.name, terms.link)
         for item in stated or book.by_name(terms.repo):
             everywhere = all(accepted(item, (repo, terms.repo), keys) for keys in accepting)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..desired.deployment import REPO
-from ..desired.model_card import GATES, ModelCard, Terms
+from ..desired.model_card import GATES, CardTerms, ModelCard
 from ..text import printable
 
 LONGEST = 200
@@ -22,7 +22,7 @@ MOST_BASES = 8
 
 def read_card(repo: str, info: Any, ask: Callable[[str], Any]) -> ModelCard:
     """Return the card of a model. info: the hub's answer about it. ask: returns that about another, or raises."""
-    base: list[Terms] = []
+    base: list[CardTerms] = []
     unread: list[str] = []
     seen, queue = {repo}, _bases(info)
     while queue and len(seen) <= MOST_BASES:
@@ -42,10 +42,10 @@ def read_card(repo: str, info: Any, ask: Callable[[str], Any]) -> ModelCard:
     return ModelCard(_terms(repo, info), tuple(base), tuple(unread), scanned, issues)
 
 
-def _terms(repo: str, info: Any) -> Terms:
+def _terms(repo: str, info: Any) -> CardTerms:
     card = _card(info)
     gate = getattr(info, "gated", None)
-    return Terms(
+    return CardTerms(
         repo,
         tuple(text.lower() for text in _texts(card.get("license"))),
         _text(card.get("license_name")),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,23 @@ def test_only_a_run_that_applies_makes_secrets(fleet: Fleet) -> None:
     run = fleet.run("-e", "fleet_apply=true", playbook_text=playbook)
     assert run.returncode == 0, run.stdout + run.stderr
     assert {path.name for path in secrets.iterdir()} == {"api-keys.yml", "endpoint.pem", "instance-key"}
+
+
+def test_a_fetch_outside_of_its_hours_is_refused(fleet: Fleet) -> None:
+    """Before anything is touched; a plan only warns, and the command can say otherwise."""
+    far = (datetime.now(UTC).hour + 12) % 24
+    hours = {"fetch_window": f"{far:02d}:00-{(far + 1) % 24:02d}:00"}
+    fleet.write({"n1": state()}, vllm_deployments=[deployment()], **hours)
+    fleet.lock.write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
+    playbook = PLAYBOOK.replace("        offline:", "        apply: true\n        offline:")
+    refused = fleet.run(playbook_text=playbook)
+    assert refused.returncode == 2
+    assert "to fetch now, add -e fetch_now=true" in refused.stdout + refused.stderr
+    shown = fleet.run()
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "is over or has not begun" in shown.stdout
+    told = fleet.run("-e", "fetch_now=true", playbook_text=playbook)
+    assert told.returncode == 0, told.stdout + told.stderr
 
 
 def test_a_hold_of_the_future_is_told_and_does_not_count(fleet: Fleet) -> None:

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fetch_window import parse_window
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.no_proxy import behind_proxy, goes_around
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.fetch_rules import outside_window
 
-from tests.worlds.plan_world import apply_to_state, deployment, plan, problems, state
+from tests.worlds.plan_world import LOCK, PULL, apply_to_state, deployment, plan, problems, state
 
 
 def at(text: str) -> datetime:
@@ -76,19 +78,25 @@ def test_a_fetch_waits_for_its_hours_and_nothing_else_does() -> None:
     noon, night = at("2026-11-25 12:00"), at("2026-11-25 23:00")
     hours = {"fetch_window": "22:00-06:00"}
     made = plan({"n1": state(), "n2": state()}, [deployment()], own={"n1": hours, "n2": hours})
-    (problem,) = outside_window(made.hosts, noon)
+    (problem,) = outside_window(made, noon)
     assert problem.text() == (
         "fetch_window (hosts n1, n2): images or weights are to be fetched, and 22:00-06:00 UTC is over or has not "
         "begun. It begins 2026-11-25 22:00 UTC; to fetch now, add -e fetch_now=true."
     )
-    assert outside_window(made.hosts, night) == ()
+    assert outside_window(made, night) == ()
     for told in (True, "true"):
         now = plan({"n1": state()}, [deployment()], **hours, fetch_now=told)
-        assert outside_window(now.hosts, noon) == ()
+        assert outside_window(now, noon) == ()
+    # The image is there, and has to be read before the weights are planned in the same run.
+    unread = Lock({ref: replace(pin, software=None) for ref, pin in LOCK.images.items()}, LOCK.models)
+    there = state(images=[{"id": "i", "tags": [], "digests": [PULL]}])
+    partial = plan({"n1": there}, [deployment()], unread, **hours)
+    assert partial.partial
+    assert outside_window(partial, noon)
     after = apply_to_state(state(), made.to_json()["hosts"]["n1"])
     changed = plan({"n1": after}, [deployment(env={"A": "1"})], **hours)  # a restart
     assert changed.changes
-    assert outside_window(changed.hosts, noon) == ()
+    assert outside_window(changed, noon) == ()
 
 
 @pytest.mark.parametrize(

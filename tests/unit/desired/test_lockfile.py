@@ -19,7 +19,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile im
     model_key,
     parse_lock,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.model_card import ModelCard, Terms
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.model_card import CardTerms, ModelCard
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pins import missing_pins
 from huggingface_hub.utils import filter_repo_objects
 from hypothesis import given
@@ -137,10 +137,10 @@ def test_hashes_of_files_are_kept_and_older_files_have_none() -> None:
 
 
 def test_a_card_is_kept_and_older_files_have_none() -> None:
-    base = Terms("org/base", ("llama3.1",), gate="manual", eu=False)
-    own = Terms("lab/m", ("other",), "its own", "https://lab.example/license")
+    base = CardTerms("org/base", ("llama3.1",), gate="manual", eu=False)
+    own = CardTerms("lab/m", ("other",), "its own", "https://lab.example/license")
     for card in (
-        ModelCard(Terms("lab/m")),
+        ModelCard(CardTerms("lab/m")),
         ModelCard(own, (base,), ("org/gone",), False, (("a.bin", "unsafe"),)),
         ModelCard(own, scanned=True),
     ):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock, ModelPin, model_key
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.model_card import ModelCard, Terms
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.model_card import CardTerms, ModelCard
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan import registry
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry import model_pin
@@ -22,7 +22,7 @@ HASHES = (("config.json", "git-sha1:" + "1" * 40), ("modeling_x.py", "git-sha1:"
 FILES = (("config.json", 1), ("model.safetensors", 4 << 30), ("modeling_x.py", 9))
 PICKLED = (("config.json", 1), ("pytorch_model.bin", 4 << 30))
 BOTH = (*FILES, ("pytorch_model.bin", 4 << 30), ("original/a.pth", 1 << 30))
-BASE = Terms("org/base", ("llama3.1",), gate="manual")
+BASE = CardTerms("org/base", ("llama3.1",), gate="manual")
 
 
 def locked(card: ModelCard | None, files: Any = FILES, repo: str = REPO, config: Any = CONFIG) -> Lock:
@@ -30,9 +30,9 @@ def locked(card: ModelCard | None, files: Any = FILES, repo: str = REPO, config:
     return Lock(LOCK.images, {model_key("", repo, "main"): pin})
 
 
-def card(*licenses: str, base: tuple[Terms, ...] = (), **keys: Any) -> ModelCard:
+def card(*licenses: str, base: tuple[CardTerms, ...] = (), **keys: Any) -> ModelCard:
     own = {key: keys.pop(key) for key in ("name", "link", "gate", "eu") if key in keys}
-    return ModelCard(Terms(REPO, licenses, **own), base, **keys)
+    return ModelCard(CardTerms(REPO, licenses, **own), base, **keys)
 
 
 def refused(
@@ -203,7 +203,7 @@ def test_code_of_another_repository() -> None:
 
 
 def test_a_draft_is_judged_too() -> None:
-    draft = ModelPin(COMMIT, FILES, CONFIG, (), ModelCard(Terms("lab/draft", ("gemma",))))
+    draft = ModelPin(COMMIT, FILES, CONFIG, (), ModelCard(CardTerms("lab/draft", ("gemma",))))
     lock = Lock(LOCK.images, {**locked(card("mit")).models, model_key("", "lab/draft", "main"): draft})
     wanted = deployment(
         engine_args={"speculative_config": {"model": "lab/draft", "num_speculative_tokens": 2}}
@@ -245,8 +245,8 @@ def test_what_the_hub_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with server.Hub(tmp_path) as hub:
         pin = model_pin("lab/m", "main", (), hub.url, None, sleep=lambda seconds: None)
     assert pin.card == ModelCard(
-        Terms("lab/m", ("other",), "Acme\N{REPLACEMENT CHARACTER}[31m"),
-        (Terms("lab/root", ("llama3.1",), gate="manual"),),
+        CardTerms("lab/m", ("other",), "Acme\N{REPLACEMENT CHARACTER}[31m"),
+        (CardTerms("lab/root", ("llama3.1",), gate="manual"),),
         ("lab/gone",),
         True,
         (("a.bin", "unsafe"),),

@@ -15,7 +15,7 @@ import huggingface_hub.constants
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.host_settings import Registry
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, ModelPin
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.model_card import ModelCard, Terms
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.model_card import CardTerms, ModelCard
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry import (
     RETRY_PAUSES,
     ResolveError,
@@ -213,7 +213,7 @@ def test_a_model(hub: server.Hub, written: tuple[Path, list[str]]) -> None:
             ("c.safetensors", "sha256:9c269dbd16d120d7a51e55cece96d3ea4bc7dd4ac5166f2ceec4f3c65d353d69"),
             ("config.json", "git-sha1:230d5f4da0da586aad26ead694ea67cd15bd6df1"),
         ),
-        ModelCard(Terms(make.OPEN)),
+        ModelCard(CardTerms(make.OPEN)),
     )
     assert pin(hub, make.OPEN, commits[0]).config == {}
     # Nothing but the listing and config.json was asked for.

@@ -20,7 +20,7 @@ import requests
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import parse_ref
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.host_settings import Registry
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, ModelPin
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.model_card import ModelCard, Terms
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.model_card import CardTerms, ModelCard
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry import (
     NOT_FOUND,
@@ -171,7 +171,7 @@ SHA = "c" * 40
 CONFIG = {"model_type": "llama"}
 
 
-CARD = ModelCard(Terms("a/b"))  # of a hub that says nothing of it
+CARD = ModelCard(CardTerms("a/b"))  # of a hub that says nothing of it
 
 
 @dataclass
