@@ -409,7 +409,7 @@ def planned(question: dict[str, Any], rules: CacheRules) -> Fit:
             tp=question["tp"],
             pp=question["pp"],
             expert_parallel=given.pop("enable_expert_parallel", False),
-            prefix_caching=given.pop("enable_prefix_caching", not shape.latent),
+            prefix_caching=given.pop("enable_prefix_caching", shape.stateful or not shape.latent),
             hybrid_kv_cache=hybrid,
             # Its kernel of latent attention takes whole prompts, and no prefixes (vllm/platforms/cpu.py).
             chunked_prefill=False if shape.latent else None,

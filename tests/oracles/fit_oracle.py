@@ -102,10 +102,12 @@ def measure(case: dict[str, Any], directory: Path, rank: int) -> dict[str, Any]:
 def absorbed(config: Any) -> int:
     """Bytes of the copies that latent attention makes of kv_b_proj's halves."""
     from vllm.config import get_layers_from_vllm_config
-    from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
     made = 0
-    for layer in get_layers_from_vllm_config(config, MLAAttention).values():
+    for layer in get_layers_from_vllm_config(config, AttentionLayerBase).values():
+        if not hasattr(layer, "kv_b_proj"):
+            continue
         layer.kv_b_proj.weight.data.zero_()
         layer.process_weights_after_loading(config.model_config.dtype)
         made += sum(getattr(layer, name).nbytes for name in ("W_UV", "W_UK_T") if hasattr(layer, name))

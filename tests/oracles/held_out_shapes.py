@@ -191,7 +191,7 @@ ADDED: dict[str, Config] = {
             "full_attn_layers": [place + 1 for place in s.some],
             "kda_layers": [place + 1 for place in range(s.layers) if place not in s.some],
         },
-        "mla_use_nope": True,
+        "mla_use_nope": True, "first_k_dense_replace": lambda s: s.of(0, 1, 2), "moe_layer_freq": 1,
     },
     "Lfm2ForCausalLM": {
         "conv_dim": lambda s: s.hidden, "block_dim": lambda s: s.hidden, "block_ff_dim": lambda s: s.width,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from .checkpoint import CheckpointSize
 from .layers import Cache, Layer
 from .quantized import Quantization
+from .states import State
 from .weights import Matrix, stored_bytes
 
 
@@ -84,6 +85,11 @@ class ModelShape:
         return any(
             isinstance(cache, Cache) and cache.latent for layer in self.layers for cache in layer.caches
         )
+
+    @property
+    def stateful(self) -> bool:
+        """Return whether some layers keep a state per request."""
+        return any(isinstance(cache, State) for layer in self.layers for cache in layer.caches)
 
     @property
     def chunked(self) -> bool:
