@@ -20,9 +20,8 @@ def once(receivers: int, mbit: float, files: dict[str, bytes]) -> tuple[float, f
     with tempfile.TemporaryDirectory(prefix="fanout-") as tmp, ShapedNet(receivers + 1, mbit) as net:
         fleet = Fleet(net, Path(tmp), files)
         nodes = range(receivers + 1)
-        begun = time.monotonic()
         before = net.sent(0)
-        fleet.start(nodes)
+        begun = fleet.start(nodes)
         fleet.wait(nodes, 900)
         seconds = time.monotonic() - begun
         sent = net.sent(0) - before

@@ -61,9 +61,9 @@ class ShapedNet:
                 *("ip", "-n", switch, "link", "add", f"v{node}", "type", "veth"),
                 *("peer", "name", "eth0", "netns", name),
             )
-            _run("ip", "-n", switch, "link", "set", f"v{node}", "master", "br0", "up")
+            _run("ip", "-n", switch, "link", "set", f"v{node}", "master", "br0", "mtu", "9000", "up")
             _run("ip", "-n", name, "addr", "add", f"{self.address(node)}/16", "dev", "eth0")
-            _run("ip", "-n", name, "link", "set", "eth0", "up")
+            _run("ip", "-n", name, "link", "set", "eth0", "mtu", "9000", "up")
             _run("ip", "-n", name, "link", "set", "lo", "up")
             if os.environ.get("FO_CC"):
                 _run(

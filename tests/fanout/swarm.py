@@ -92,25 +92,33 @@ class Fleet:
         for data in self.files.values():
             self.store(node).put(data, hashlib.sha256(data).hexdigest())
 
-    def start(self, nodes: Iterable[int], seeds: Iterable[int] = (0,)) -> None:
-        """Start a run of these nodes; nobody but them takes part."""
+    def start(self, nodes: Iterable[int], seeds: Iterable[int] = (0,)) -> float:
+        """Start a run of these nodes, sources last, when the others wait for them; return when that was.
+
+        Thus the start of dozens of programs on one machine is not part of what is measured.
+        """
         nodes, seeds, key = list(nodes), set(seeds), secrets.token_hex(32)
         members = tuple(Member(f"n{node}", self.net.address(node), PORT, node in seeds) for node in nodes)
-        for node in nodes:
-            job = SwarmJob(
-                self.manifest,
-                self.store(node).root,
-                f"n{node}",
-                members,
-                tuple(self.manifest.blobs) if node in seeds else (),
-                key,
-            )
-            path = write_job(replace(job, **self.changes), str(self.directory(node)))  # type: ignore[arg-type]
-            (self.directory(node) / "state.json").unlink(missing_ok=True)
-            log = self.root / f"log{node}"
-            self.running[node] = self.net.start(
-                node, ("nice", "-n", "5", PYTHON, str(self.program), path), log
-            )
+        waiting = [node for node in nodes if node not in seeds]
+        for node in waiting:
+            self._start(node, members, key)
+        limit = time.monotonic() + 120
+        while any((found := self.state(node)) is None or found.phase == "hashing" for node in waiting):
+            if time.monotonic() > limit:
+                raise TimeoutError("the programs do not start")
+            time.sleep(0.1)
+        for node in seeds:
+            self._start(node, members, key)
+        return time.monotonic()
+
+    def _start(self, node: int, members: tuple[Member, ...], key: str) -> None:
+        serve = (
+            tuple(self.manifest.blobs) if members[[m.name for m in members].index(f"n{node}")].serves else ()
+        )
+        job = SwarmJob(self.manifest, self.store(node).root, f"n{node}", members, serve, key)
+        path = write_job(replace(job, **self.changes), str(self.directory(node)))  # type: ignore[arg-type]
+        (self.directory(node) / "state.json").unlink(missing_ok=True)
+        self.running[node] = self.net.start(node, (PYTHON, str(self.program), path), self.root / f"log{node}")
 
     def state(self, node: int) -> SwarmState | None:
         """Return what a node says of its run."""

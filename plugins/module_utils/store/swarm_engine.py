@@ -53,14 +53,17 @@ def settings(job: SwarmJob) -> dict[str, Any]:
         "strict_end_game_mode": True,
         "use_parole_mode": True,
         # A member whose link was cut is back as soon as the link is.
-        "min_reconnect_time": 2,
+        "min_reconnect_time": 1,
         "max_failcount": 10000,
         "peer_connect_timeout": 5,
         "peer_timeout": 20,
         "request_timeout": 15,
         "piece_timeout": 15,
         "request_queue_time": 2,
-        "max_out_request_queue": 48,
+        "max_out_request_queue": max(8, 64 // len(job.members)),
+        "tick_interval": 250,
+        "smooth_connects": False,
+        "unchoke_interval": 1,
         "whole_pieces_threshold": 0,
         "max_allowed_in_request_queue": 4000,
         "send_buffer_watermark": 4 * 2**20,
@@ -121,7 +124,13 @@ class Engine:
         wanted.have_pieces = list(have)
         wanted.piece_priorities = list(priorities)
         flags = self.lt.torrent_flags
-        wanted.flags = flags.disable_dht | flags.disable_lsd | flags.disable_pex | flags.apply_ip_filter
+        wanted.flags = (
+            flags.disable_dht
+            | flags.disable_lsd
+            | flags.disable_pex
+            | flags.apply_ip_filter
+            | flags.no_verify_files
+        )
         wanted.storage_mode = self.lt.storage_mode_t.storage_mode_sparse
         self.handle = self.session.add_torrent(wanted)
         self.handle.prioritize_pieces(list(priorities))
@@ -167,8 +176,10 @@ class Engine:
             self.handle.prioritize_pieces(list(changes.items()))
 
     def copies(self) -> list[int]:
-        """Return how many connected members have each piece."""
-        return list(self.handle.piece_availability())
+        """Return how many connected receivers have each piece."""
+        found = list(self.handle.piece_availability())
+        sources = found[self.cut.mark] if found else 0
+        return [count - sources for count in found]
 
     def totals(self) -> tuple[int, int]:
         """Return the bytes of content received and sent."""

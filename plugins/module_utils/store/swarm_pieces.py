@@ -14,10 +14,10 @@ from typing import Union
 
 from .manifest import Manifest
 
-SMALLEST, LARGEST = 64 * 2**10, 16 * 2**20
+SMALLEST, LARGEST = 16 * 2**10, 16 * 2**20
 # So many pieces that each of dozens of members has many to pass on, and few enough that a piece is worth a request.
 PIECES = 2048
-NOBODYS = "nobodys"
+_MARK, _NOBODYS = "mark", "nobodys"
 Bencoded = Union[int, str, bytes, list["Bencoded"], dict[str, "Bencoded"]]
 
 
@@ -47,12 +47,16 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """Return the number of pieces, one of which nobody has.
+        """Return the number of pieces: those of blobs, one that only sources have, and one that nobody has.
 
-        A member that has all pieces does not count towards the availability of any, on which the order in which pieces
-        are asked for depends: with a source alone, priorities would mean nothing.
+        Who has all pieces would not count towards the availability of any. Thus the first one counts the sources.
         """
-        return self.slots[-1].first + self.slots[-1].count + 1 if self.slots else 1
+        return self.mark + 2
+
+    @property
+    def mark(self) -> int:
+        """Return the number of the piece that only sources have."""
+        return self.slots[-1].first + self.slots[-1].count if self.slots else 0
 
     def slot(self, sha256: str) -> Slot:
         """Return a blob's place."""
@@ -71,7 +75,7 @@ def layout(manifest: Manifest) -> Layout:
         if gap:
             files.append(("", gap))
         first += count
-    files.append((NOBODYS, 1))
+    files += [(_MARK, piece), (_NOBODYS, 1)]
     return Layout(piece, tuple(slots), tuple(files))
 
 
@@ -99,7 +103,7 @@ def torrent(cut: Layout, hashes: Mapping[str, bytes], name: str, key: str) -> di
         "files": entries,
         "name": name,
         "piece length": cut.piece_size,
-        "pieces": b"".join(hashes[slot.sha256] for slot in cut.slots) + bytes(20),
+        "pieces": b"".join(hashes[slot.sha256] for slot in cut.slots) + bytes(40),
         "private": 1,
         "x-run": secret,
     }

@@ -19,10 +19,10 @@ from .swarm_pieces import layout, resume_record, resumed
 from .swarm_share import Share
 from .swarm_state import SwarmState, slow_members, write_state
 
-TICK = 0.1
+TICK = 0.25
 _SAVE_SECONDS = 10.0
 _STATE_SECONDS = 1.0
-_ASK_SECONDS = 0.5
+_ASK_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
 _ABSENT_SECONDS = 30.0  # not connected for so long: dead
 _LAST_WORDS = 2.0  # after all are complete, so that the last ones learn it too
@@ -156,6 +156,7 @@ class SwarmRun:
             for slot in self.cut.slots
         }
         have = [False] * self.cut.count
+        have[self.cut.mark] = self.job.me.serves
         record = json.loads(read_text(self._resume_path) or "{}")
         earlier = resumed(self.cut, record)
         for slot in self.cut.slots:
@@ -186,7 +187,9 @@ class SwarmRun:
             errors = engine.errors()
             if errors:
                 raise Ended(f"The engine stopped: {errors[0]}. Free the disk or the port, and run again.")
-            if now - connected >= _CONNECT_SECONDS:
+            if now - connected >= (
+                _CONNECT_SECONDS if now - started > _CONNECT_SECONDS * 5 else _CONNECT_SECONDS / 4
+            ):
                 connected = now
                 self._look_around(engine, now)
             self._take_complete(engine, checks)
@@ -235,18 +238,11 @@ class SwarmRun:
                 self._save(engine)
             self._pause()
 
-    def _sources(self, engine: Engine) -> int:
-        addresses = {member.address for member in self.job.members if member.serves}
-        return sum(1 for peer in engine.peers() if peer.address in addresses)
-
     def _choose(self, engine: Engine, now: float) -> None:
         """Ask for pieces; leave the sources, or return to them."""
         if self.served:
             return
-        before, copies = self._sources(engine), engine.copies()
-        if before != self._sources(engine):  # one came or went: it may be among the copies, or not
-            return
-        turn = self.share.turn(engine.have(), [count - before for count in copies], now)
+        turn = self.share.turn(engine.have(), engine.copies(), now)
         engine.ask_for(turn.changes)
         if turn.sources == self.left:
             self.left = not turn.sources
