@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from ..common.files import read_text, write_atomic
 from .blobs import THREADS, Store, WrongContent
@@ -23,6 +24,7 @@ TICK = 0.25
 _SAVE_SECONDS = 10.0
 _STATE_SECONDS = 1.0
 _ASK_SECONDS = 0.2
+_OTHERS_EACH = 25  # rounds without an answer of a source
 _CONNECT_SECONDS = 2.0
 _ABSENT_SECONDS = 30.0  # not connected for so long: dead
 _LAST_WORDS = 2.0  # after all are complete, so that the last ones learn it too
@@ -42,7 +44,7 @@ class SwarmRun:
         self.done: set[str] = set()
         self.asked: set[str] = set()
         self.peers: dict[str, Peer] = {}
-        self.known, self.state = Known(), SwarmState(pid=os.getpid())
+        self.known, self.state = Known(busy=bool(job.serve)), SwarmState(pid=os.getpid())
         self.stop = threading.Event()
         self.begun, self.written = time.monotonic(), 0.0
         self.names = {member.address: member.name for member in job.members}
@@ -88,7 +90,6 @@ class SwarmRun:
 
     def _hash_served(self) -> None:
         """Check the blobs that this member offers; one with wrong content is removed, and received like others."""
-        self.known.busy = bool(self.served)
         running: dict[str, Future[Checked]] = {
             sha256: self.pool.submit(hash_blob, self.store.path(sha256), self.cut.piece_size, self.stop)
             for sha256 in self.served
@@ -120,22 +121,33 @@ class SwarmRun:
         """Ask the others for the hashes of what is wanted, and of all that the torrent describes."""
         self.state.phase = "waiting"
         lengths = {slot.sha256: 20 * slot.count for slot in self.cut.slots}
-        silent, since = 0.0, time.monotonic()
+        sources = {member.name for member in self.job.others if member.serves}
+        silent, asked, since = 0, 0, time.monotonic()
         while lacking := [name for name in lengths if name not in self.known.hashes]:
-            answers = [
-                answer
-                for member in self.job.others
-                if (answer := ask(self.job.me, member, self.job.key, lacking)) is not None
-                and not self.known.take(answer, lengths)
-            ]
+            answers = self._ask(lacking, lengths, serves=True)
+            if not answers and asked % _OTHERS_EACH == _OTHERS_EACH - 1:
+                self._ask(lacking, lengths, serves=False)  # the source is gone, and others know its hashes
+            asked += 1
             now = time.monotonic()
-            hopeless = len(answers) == len(self.job.others) and not any(answer["busy"] for answer in answers)
-            silent = silent + 1 if hopeless and not any(answer["hashes"] for answer in answers) else 0
+            hopeless = sources == answers.keys() and not any(answer["busy"] for answer in answers.values())
+            silent = silent + 1 if hopeless else 0
             if silent >= 3 or now - since > self.job.stall:
                 self.state.missing = [name for name in lacking if name not in self.known.hashes]
                 if self.state.missing:
                     raise Ended(self._nobody())
             self._pause(_ASK_SECONDS)
+
+    def _ask(self, lacking: list[str], lengths: dict[str, int], serves: bool) -> dict[str, dict[str, Any]]:
+        """Ask sources, or receivers, until nothing is lacking; return the answers."""
+        answers: dict[str, dict[str, Any]] = {}
+        for member in self.job.others:
+            if member.serves != serves or self.known.hashes.keys() >= lengths.keys():
+                continue
+            answer = ask(self.job.me, member, self.job.key, lacking)
+            if answer is not None:
+                answers[member.name] = answer
+                self.known.take(answer, lengths)
+        return answers
 
     def _nobody(self) -> str:
         names = ", ".join(self.paths[sha256] for sha256 in self.state.missing[:3])
@@ -194,26 +206,6 @@ class SwarmRun:
                 self._look_around(engine, now)
             self._take_complete(engine, checks)
             self._choose(engine, now)
-            if os.environ.get("FO_TRACE"):  # EXPERIMENT
-                a = engine.handle.piece_availability() if not self.served else []
-                ps = engine.handle.get_peer_info()
-                print(
-                    f"{now - started:.1f} have {sum(engine.have())} rx {engine.totals()[0] / 1e6:.1f} tx {engine.totals()[1] / 1e6:.1f} avail1 {sum(x == 1 for x in a)} peers",
-                    [
-                        (
-                            p.ip[0][-2:],
-                            p.payload_down_speed // 1000,
-                            p.payload_up_speed // 1000,
-                            p.download_queue_length,
-                            p.upload_queue_length,
-                            p.rtt,
-                            bool(p.flags & p.choked),
-                            bool(p.flags & p.remote_choked),
-                        )
-                        for p in ps
-                    ],
-                    flush=True,
-                )
             self.state.received, self.state.sent = engine.totals()
             if self.state.received + self.state.sent != before:
                 before, moved = self.state.received + self.state.sent, now

@@ -17,6 +17,7 @@ ROUND_SECONDS = 1.0
 _WINDOW = 2.0  # seconds, or the time of so many pieces:
 _PIECES = 8
 _SLOW = 0.4  # of the mean rate
+_LAST = 8  # missing pieces below which a block may be asked of two members
 _FEW = 2  # pieces still to ask for of other receivers: fewer, and this one has nothing to do
 
 
@@ -67,8 +68,12 @@ class Share:
         self.appeared = Appearance()
 
     def priorities(self, count: int) -> list[int]:
-        """Return the priority of each of so many pieces at the start."""
-        return [OWN if piece in self.asked else CLOSED for piece in range(count)]
+        """Return the priority of each of so many pieces at the start.
+
+        The last one, which nobody has, is wanted until the end is near: if all that is wanted were asked for already,
+        the engine would ask for it twice.
+        """
+        return [*(OWN if piece in self.asked else CLOSED for piece in range(count - 1)), OTHER]
 
     def turn(self, have: Sequence[bool], copies: Sequence[int], now: float) -> Turn:
         """Return what to do; `copies` is how many other receivers have each piece."""
@@ -88,6 +93,8 @@ class Share:
             changes.update(dict.fromkeys(dealt, OWN))
             self.asked.update(dealt)
             self.closed = [piece for piece in self.closed if piece not in changes]
+        if not self.closed and len(missing) <= _LAST:
+            changes[len(have) - 1] = CLOSED
         # What another receiver had is asked for again where that one is gone.
         sources = any(piece in self.asked or not copies[piece] for piece in missing if piece not in closed)
         return Turn(changes, sources)
