@@ -52,14 +52,16 @@ def settings(job: SwarmJob) -> dict[str, Any]:
         "auto_sequential": False,
         "initial_picker_threshold": 0,
         "strict_end_game_mode": True,
+        # Sources need not hear of each piece of each receiver; they ask how far these are (swarm_hashes.py).
+        "send_redundant_have": False,
         "use_parole_mode": True,
         # A member whose link was cut is back as soon as the link is.
         "min_reconnect_time": 1,
         "max_failcount": 10000,
         "peer_connect_timeout": 5,
-        "peer_timeout": 20,
-        "request_timeout": 15,
-        "piece_timeout": 15,
+        "peer_timeout": 6,
+        "request_timeout": 6,
+        "piece_timeout": 6,
         "request_queue_time": 2,
         "max_out_request_queue": max(4, 64 // len(job.members)),
         "tick_interval": 250,
@@ -77,10 +79,7 @@ class Peer:
     """What this member sees of another one."""
 
     address: str
-    progress: float
     complete: bool
-    sent: int
-    received: int
     wrong: int  # pieces that came from there with wrong content
 
 
@@ -141,10 +140,7 @@ class Engine:
         return [
             Peer(
                 peer.ip[0],
-                peer.progress,
                 bool(peer.flags & seed),
-                peer.total_upload,
-                peer.total_download,
                 peer.num_hashfails,
             )
             for peer in self.handle.get_peer_info()

@@ -16,7 +16,7 @@ import pytest
 from tests.fanout.net import ShapedNet
 from tests.fanout.swarm import PYTHON, Fleet, content, weight_sizes
 
-MBIT, SECONDS, RECEIVERS = 16, 15, 4
+MBIT, SECONDS, RECEIVERS = 8, 25, 4
 NODES = range(RECEIVERS + 1)
 TOTAL = int(MBIT * 1e6 / 8 * SECONDS)
 
