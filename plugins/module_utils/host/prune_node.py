@@ -160,7 +160,7 @@ def _stored(store: Store) -> Iterator[FoundBlobs]:
             item.id, item.name, _own_bytes(store, [name for name in item.blobs if users[name] == 1])
         )
     loose = [name for name in store.blobs() if name not in users]
-    if loose and not listing(f"{store.root}/incoming"):
+    if loose and not set(listing(f"{store.root}/incoming")) - {item.id for item in manifests}:
         yield FoundBlobs(LOOSE, "blobs-of-no-manifest", _own_bytes(store, loose))
 
 

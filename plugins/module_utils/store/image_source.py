@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -168,9 +168,3 @@ def _blob(path: str, item: Mapping[str, Any]) -> ManifestFile:
 
 def _shown(client: RegistryClient) -> str:
     return f"{client.ref.repository}@{client.ref.digest}"
-
-
-def received(manifest: Manifest, missing: Iterable[str]) -> str:
-    """Return how much of an image is missing, as text."""
-    blobs = [manifest.blobs[sha256] for sha256 in missing]
-    return f"{len(blobs)} of {len(manifest.blobs)} blobs, {sized(sum(blobs))}"

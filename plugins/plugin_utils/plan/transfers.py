@@ -21,6 +21,8 @@ IMAGE, MODEL = "image", "model"
 AUTO, PEERS, ORIGIN = "auto", "peers", "origin"
 MANY = 3
 """Hosts that lack the same before they share it: with fewer, one more copy from the origin is quicker than a swarm."""
+MODEL_PORTS = 200
+"""How far the ports of models are from those of images: a run plans the ones and the others by themselves."""
 LINE_RATE = 0.9
 """Of a declared rate, what arrives."""
 HUB = "https://huggingface.co"
@@ -172,8 +174,8 @@ def _transfer(
     origin = "" if holder else _origin(step)
     amount = step.bytes or 0
     seconds, bound = estimate(amount, [seed, *receivers], bool(origin))
-    # Two ports each: what is moved at the same time must not meet.
-    port = seed.host.settings.distribution_port + 2 * number
+    # Two ports each: what is moved at the same time must not meet, nor a program that has not ended yet.
+    port = seed.host.settings.distribution_port + 2 * number + (MODEL_PORTS if need.kind == MODEL else 0)
     return Transfer(
         name, need.kind, need.what, amount, origin, seed, receivers, _offer(step), port, seconds, bound
     )
