@@ -22,7 +22,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.plan impor
     output_name,
     plan_quantization,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.schemes import Scheme, find_scheme
+from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.schemes import (
+    QuantizationScheme,
+    find_scheme,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 LOCAL = ("signing_key_file", "signing_key_password")
@@ -57,7 +60,7 @@ class ActionModule(ProgramAction):
         if result.get("failed") or result.get("unreachable"):
             return result
         scheme = find_scheme(data, request.scheme)
-        assert isinstance(scheme, Scheme)
+        assert isinstance(scheme, QuantizationScheme)
         signed, word = self._signed(args, facts, result, key)
         text = result_text(self._host(facts), plan.lines, result, scheme, request.kv_cache, word)
         self._display.display(printable(f"\n{text}"))

@@ -37,7 +37,7 @@ class BadManifest(Exception):
 
 
 @dataclass(frozen=True)
-class Difference:
+class ManifestDifference:
     """How files differ from their manifest; all empty if they do not."""
 
     changed: tuple[str, ...] = ()
@@ -110,9 +110,9 @@ def commit_of(files: Mapping[str, str]) -> str:
     return text_hash(canonical(dict(files)))[:40]
 
 
-def difference(files: Mapping[str, str], found: Mapping[str, str]) -> Difference:
+def difference(files: Mapping[str, str], found: Mapping[str, str]) -> ManifestDifference:
     """Compare what the manifest has with what was found."""
-    return Difference(
+    return ManifestDifference(
         tuple(sorted(path for path in files if path in found and found[path] != files[path])),
         tuple(sorted(path for path in files if path not in found)),
         tuple(sorted(path for path in found if path not in files)),

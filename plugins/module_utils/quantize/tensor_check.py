@@ -32,7 +32,7 @@ class Tensor:
 
 
 @dataclass
-class Comparison:
+class TensorComparison:
     """What was found. problems: reasons to refuse the output.
 
     quantized: modules; left: matrices that no pattern names and that are unquantized all the same, such as embeddings;
@@ -100,13 +100,13 @@ def compare(
     expected: Mapping[str, Mapping[str, Any]],
     exclude: Sequence[str],
     kv_layers: Sequence[str],
-) -> Comparison:
+) -> TensorComparison:
     """Return how the output differs from its source.
 
     expected: each tensor of a quantized module by the end of its name, with its dtypes and shape (catalog/
     quantization.yml). kv_layers: patterns of the modules that have an output_scale for the KV cache.
     """
-    found = Comparison()
+    found = TensorComparison()
     matrices = [
         name[:-7] for name, item in source.items() if name.endswith(".weight") and len(item.shape) == 2
     ]
@@ -175,7 +175,7 @@ def _others(
     output: Mapping[str, Tensor],
     expected: Mapping[str, Any],
     matrices: Sequence[str],
-    found: Comparison,
+    found: TensorComparison,
 ) -> None:
     weights = {f"{module}.weight" for module in matrices}
     for name, was in source.items():
@@ -193,7 +193,10 @@ def _others(
 
 
 def _scales(
-    source: Mapping[str, Tensor], output: Mapping[str, Tensor], kv_layers: Sequence[str], found: Comparison
+    source: Mapping[str, Tensor],
+    output: Mapping[str, Tensor],
+    kv_layers: Sequence[str],
+    found: TensorComparison,
 ) -> None:
     wanted = {
         name[:-7]

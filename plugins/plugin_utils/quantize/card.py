@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...module_utils.common.disk_space import sized
-from .schemes import Scheme
+from .schemes import QuantizationScheme
 
 
 def card_text(
-    name: str, scheme: Scheme, kv_cache: str, source: Mapping[str, Any], record: Mapping[str, Any]
+    name: str, scheme: QuantizationScheme, kv_cache: str, source: Mapping[str, Any], record: Mapping[str, Any]
 ) -> str:
     """Return README.md: front matter as the hub reads it, and what a reader must know."""
     card = source["card"]
@@ -70,7 +70,7 @@ def result_text(
     host: str,
     lines: tuple[str, ...],
     result: Mapping[str, Any],
-    scheme: Scheme,
+    scheme: QuantizationScheme,
     kv_cache: str,
     signed: str,
 ) -> str:

@@ -13,7 +13,7 @@ from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.hashing import canonical, text_hash
 from ..text import plural
 from .card import card_text
-from .schemes import Architecture, Scheme, find_architecture, find_scheme
+from .schemes import Architecture, QuantizationScheme, find_architecture, find_scheme
 
 FILE_BY_FILE, WHOLE = "file_to_file", "whole"
 RESERVE = 2 * 2**30
@@ -155,7 +155,7 @@ def plan_quantization(
 
 
 def _architecture(
-    request: QuantizeRequest, scheme: Scheme, data: Mapping[str, Any], config: Mapping[str, Any]
+    request: QuantizeRequest, scheme: QuantizationScheme, data: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Architecture | Problem:
     found = find_architecture(data, str(config.get("model_type") or ""), request.architecture)
     if isinstance(found, Problem) and scheme.backend != "quark" and request.exclude is not None:
@@ -163,7 +163,9 @@ def _architecture(
     return found
 
 
-def _source_problems(source: Mapping[str, Any], scheme: Scheme, request: QuantizeRequest) -> list[Problem]:
+def _source_problems(
+    source: Mapping[str, Any], scheme: QuantizationScheme, request: QuantizeRequest
+) -> list[Problem]:
     problems = []
     quantization = source["config"].get("quantization_config")
     if quantization:
@@ -183,12 +185,14 @@ def _source_problems(source: Mapping[str, Any], scheme: Scheme, request: Quantiz
     return problems
 
 
-def scheme_loads(scheme: Scheme, request: QuantizeRequest) -> bool:
+def scheme_loads(scheme: QuantizationScheme, request: QuantizeRequest) -> bool:
     """Return whether the model is built in memory, and not only its files read."""
     return scheme.static or scheme.whole or bool(request.kv_cache)
 
 
-def _kv_problems(request: QuantizeRequest, scheme: Scheme, found: Architecture | Problem) -> list[Problem]:
+def _kv_problems(
+    request: QuantizeRequest, scheme: QuantizationScheme, found: Architecture | Problem
+) -> list[Problem]:
     if not request.kv_cache:
         return []
     path = ("quantize_kv_cache",)
@@ -204,7 +208,7 @@ def _kv_problems(request: QuantizeRequest, scheme: Scheme, found: Architecture |
     return []
 
 
-def _no_calibration(request: QuantizeRequest, scheme: Scheme) -> Problem:
+def _no_calibration(request: QuantizeRequest, scheme: QuantizationScheme) -> Problem:
     why = (
         f"{scheme.key} measures the scales of activations"
         if scheme.static
@@ -217,7 +221,7 @@ def _no_calibration(request: QuantizeRequest, scheme: Scheme) -> Problem:
     return Problem(("quantize_calibration",), f"{why}, so texts are needed.", fix)
 
 
-def output_bytes(source: Mapping[str, Any], scheme: Scheme) -> int:
+def output_bytes(source: Mapping[str, Any], scheme: QuantizationScheme) -> int:
     """Return an upper bound of the output: embeddings and the head stay as they are."""
     config = source["config"].get("text_config") or source["config"]
     kept = 2 * 2 * int(config.get("vocab_size") or 0) * int(config.get("hidden_size") or 0)
@@ -233,7 +237,9 @@ class _Placed:
     problems: tuple[Problem, ...] = ()
 
 
-def _place(request: QuantizeRequest, scheme: Scheme, facts: Mapping[str, Any], whole: bool) -> _Placed:
+def _place(
+    request: QuantizeRequest, scheme: QuantizationScheme, facts: Mapping[str, Any], whole: bool
+) -> _Placed:
     """Choose GPUs that nobody uses, else the CPU where it may be; say what is missing if neither suffices."""
     source, free = facts["source"], [gpu for gpu in facts["gpus"] if not gpu["users"]]
     need = int(source["bytes"] * OVERHEAD) + RESERVE if whole else COPIES * source["largest"] + RESERVE

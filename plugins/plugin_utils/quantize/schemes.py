@@ -11,7 +11,7 @@ from ...module_utils.common.errors import Problem, suggest
 
 
 @dataclass(frozen=True)
-class Scheme:
+class QuantizationScheme:
     """How weights are quantized, and what that needs.
 
     static: scales of activations are measured beforehand. whole: the backend needs the whole model in memory anyway.
@@ -47,7 +47,7 @@ class Architecture:
         return bool(self.kv_layers) and all(name.endswith(("k_proj", "v_proj")) for name in self.kv_layers)
 
 
-def find_scheme(data: Mapping[str, Any], name: str) -> Scheme | Problem:
+def find_scheme(data: Mapping[str, Any], name: str) -> QuantizationScheme | Problem:
     """Return a scheme by its name or by one that Quark had for it, or the problem."""
     schemes = data["schemes"]
     names = {alias: key for key, item in schemes.items() for alias in (key, item["name"], *item["aliases"])}
@@ -55,7 +55,7 @@ def find_scheme(data: Mapping[str, Any], name: str) -> Scheme | Problem:
         return Problem(("quantize_scheme",), f"{name!r} is no scheme.", suggest(name, names))
     key = names[name]
     item = schemes[key]
-    return Scheme(
+    return QuantizationScheme(
         key=key,
         title=item["title"],
         backend=item["backend"],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize.tensor_check import (
     BadCheckpoint,
-    Comparison,
+    TensorComparison,
     check_index,
     compare,
     read_tensors,
@@ -26,7 +26,7 @@ Change = Callable[[dict[str, Any]], object]
 
 def compared(
     path: Path, scheme: str, kv: bool = False, change: Change | None = None, **own: Any
-) -> Comparison:
+) -> TensorComparison:
     before, after = path / "before", path / "after"
     for directory in (before, after):
         directory.mkdir()
