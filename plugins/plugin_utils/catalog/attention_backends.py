@@ -136,6 +136,17 @@ class Backends:
             return None
         return str(entry["name"])
 
+    def called(self, name: str) -> tuple[str, str] | None:
+        """Return the backend with a name of vLLM's, and its kind of attention; None if it is not described."""
+        return next(
+            (
+                (backend, str(entry["attention"]))
+                for backend, entry in self.data["backends"].items()
+                if name and self.vllm_name(backend) == name
+            ),
+            None,
+        )
+
     def names(self) -> tuple[str, ...]:
         """Return vLLM's names of the backends that this release has on ROCm."""
         known = (self.vllm_name(backend) for backend in self.data["backends"])

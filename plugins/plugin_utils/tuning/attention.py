@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...module_utils.common.errors import Problem
-from ..catalog.attention_backends import DENSE, MLA, Backends, Claim
+from ..catalog.attention_backends import DENSE, MLA, Backends, Claim, check_named
 from ..catalog.images import ImageFacts
 from ..catalog.load import Knowledge
 from ..desired.deployment import Deployment
@@ -30,6 +30,9 @@ def refused(
     """An attention backend that the operator named, or latent attention's, that cannot run this model."""
     name = tuned.known.get("attention_backend")
     backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
+    wrong = _wrong_kind(deployment, tuned, model, backends) if engine.platform == ROCM else ()
+    if wrong:
+        return wrong
     if _latent(tuned, model) and engine.platform == ROCM:  # vLLM's own choice may stop it too
         name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": bool(model.sparse)})
     elif engine.platform == ROCM and not isinstance(name, str):
@@ -40,6 +43,29 @@ def refused(
         Problem(deployment.path, f"attention backend {name}: {misfit}.", "Choose another, or leave it out.")
         for misfit in backends.misfits(name, _shape_facts(tuned, model, engine))
     )
+
+
+def _wrong_kind(
+    deployment: Deployment, tuned: TunedSettings, model: ModelFacts, backends: Backends
+) -> tuple[Problem, ...]:
+    """A named backend for the other kind of attention, or one within attention_config that ROCm has not."""
+    inner = tuned.args.get("--attention-config")
+    by = backends.named_by() or ""
+    given = tuned.args.get(by) if by.startswith("-") else tuned.env.get(by)
+    if given is None and isinstance(inner, Mapping) and by.startswith("-"):
+        given = inner.get("backend")
+        finding = check_named(backends, given) if isinstance(given, str) else None
+        if finding is not None and finding.certain:
+            return (Problem(deployment.path, f"attention_config: {finding.what}.", finding.fix),)
+    named = backends.called(str(given or "").upper())
+    kind = MLA if _latent(tuned, model) else DENSE
+    ignored = kind == DENSE and not tuned.table.line.inside("0.13.0", None, tuned.release.index)
+    if named is None or named[1] == kind or ignored or not model.architectures or not tuned.release.exact:
+        return ()
+    what = (
+        f"attention backend {str(given).upper()}: it is for {named[1]} attention, and the model's is {kind}."
+    )
+    return (Problem(deployment.path, what, "Choose another, or leave it out."),)
 
 
 def _wrong_blocks(

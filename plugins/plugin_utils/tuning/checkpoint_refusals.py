@@ -32,10 +32,12 @@ def checkpoint_refusals(
     config: Mapping[str, Any] | None,
     files: Sequence[tuple[str, int]] | None,
     knowledge: Knowledge,
+    own: bool = True,
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
     """Return problems, and warnings where the release is not known exactly or is a fork, whose checks were not read.
 
-    config None: the model's config.json is not known. files None: nor is which files the checkpoint has.
+    config None: the model's config.json is not known. files None: nor is which files the checkpoint has. own: config is
+    the checkpoint's own, and not that of the model that its name shows, whose data type may be another.
     """
     facts = knowledge.quantization(tuned.release)
     rocm = software.platform not in OTHER_PLATFORMS
@@ -53,7 +55,7 @@ def checkpoint_refusals(
                     found += lacking
         found += _draft(tuned, facts, rocm)
     if config is not None and not _overridden(tuned):
-        found += _dtype(tuned, facts, config, knowledge, rocm)
+        found += _dtype(tuned, facts, config, knowledge, rocm, own)
     found += _format(tuned, knowledge)
     version = tuned.release.requested
     texts = [(argument, f"vLLM {version} stops at its start: {what}", fix) for argument, what, fix in found]
@@ -153,7 +155,12 @@ def _draft(tuned: TunedSettings, facts: Quantization, rocm: bool) -> Found:
 
 
 def _dtype(
-    tuned: TunedSettings, facts: Quantization, config: Mapping[str, Any], knowledge: Knowledge, rocm: bool
+    tuned: TunedSettings,
+    facts: Quantization,
+    config: Mapping[str, Any],
+    knowledge: Knowledge,
+    rocm: bool,
+    own: bool,
 ) -> Found:
     """Yield that the model cannot compute in the type that is wanted, or its quantization method cannot."""
     given = str(tuned.args.get("--dtype") or "auto").lower()
@@ -167,7 +174,7 @@ def _dtype(
     held, wanted = quantized(config), _wanted(tuned)
     running = wanted if held is None else facts.running(held, kind, wanted)
     method = facts.methods.get(running or "")
-    dtype = given if given != "auto" else _own_dtype(config, types)
+    dtype = given if given != "auto" else _own_dtype(config, types) if own else ""
     if method is None or not rocm or not dtype or dtype in method.dtypes:
         return
     what = f"the quantization method {running} does not compute in {dtype}."

@@ -18,7 +18,7 @@ from ..desired.deployment import Deployment
 from ..sizing.decode import DecodeStep, decode_step
 from ..sizing.estimates import MeasuredStart
 from ..sizing.facts import ModelFacts
-from ..sizing.fit import EngineConfig, Fit, fit, refusals
+from ..sizing.fit import CATALOGUE, EngineConfig, Fit, fit, refusals
 from ..sizing.kv_cache import CacheRules
 from ..sizing.shape import ModelShape, model_shape
 from . import attention
@@ -91,7 +91,10 @@ def check_feasibility(
     stops, doubts = engine_refusals(
         deployment, software, tuned, model.facts, _longest(tuned, model), knowledge
     )
-    more, unsure_of = checkpoint_refusals(deployment, software, tuned, model.config, model.files, knowledge)
+    own = model.origin != CATALOGUE
+    more, unsure_of = checkpoint_refusals(
+        deployment, software, tuned, model.config, model.files, knowledge, own
+    )
     stops, doubts = (*stops, *more), (*doubts, *unsure_of)
     problems, warnings = (*problems, *stops), (*warnings, *doubts)
     if stops:

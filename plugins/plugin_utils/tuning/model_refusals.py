@@ -24,6 +24,8 @@ _SUFFIXES = (
     "ChatModel", "LMHeadModel", "EmbeddingModel", "RewardModel", "Model",
 )  # fmt: skip
 """What vLLM exchanges at the end of an architecture's name before it looks for it."""
+_ONE_STAGE = ("eagle", "eagle3", "medusa")
+"""Methods of speculation whose drafts are one stage, though vLLM gave them as many as the model has."""
 _ENGRAM = ("DeepseekV41", "Qwen4Exp")
 """Architectures with n-gram embeddings; vllm/config/engram.py."""
 
@@ -39,12 +41,13 @@ def model_refusals(
         *_profiled(tuned),
         *_adapters(tuned),
         *_pooling(tuned),
+        *_stages(deployment, tuned),
         *_architecture(tuned, knowledge),
     ]
     if config is not None:
         names = tuple(str(name) for name in config.get("architectures") or ())
         found += [
-            *_other_kinds(tuned, names),
+            *_other_kinds(tuned, config, names),
             *_multimodal(deployment, tuned, config),
             *_sliding(tuned, config),
         ]
@@ -130,12 +133,24 @@ def _pooling(tuned: TunedSettings) -> Found:
         yield flag, "it has no pooling_type", "Add pooling_type, such as LAST, or leave pooler_config out."
 
 
-def _other_kinds(tuned: TunedSettings, names: tuple[str, ...]) -> Found:
+def _stages(deployment: Deployment, tuned: TunedSettings) -> Found:
+    """Yield that a draft would be split into stages, which its class cannot be."""
+    flag, stages = "--speculative-config", deployment.pipeline_parallel_size
+    method = _map(tuned.args.get(flag)).get("method")
+    if stages > 1 and method in _ONE_STAGE and _since(tuned, "0.9.0", "0.30.0"):
+        what = f"a draft of method {method} cannot be split into {stages} pipeline stages"
+        yield flag, what, "Set pipeline_parallel_size: 1, or use method ngram."
+
+
+def _other_kinds(tuned: TunedSettings, config: Mapping[str, Any], names: tuple[str, ...]) -> Found:
     """Yield options of kinds of models that this one is not."""
     if tuned.args.get("--model-impl") == "terratorch" and not any("Terratorch" in name for name in names):
         yield "--model-impl", "terratorch runs models of TerraTorch only", "Leave it out."
     if tuned.args.get("--use-replayssm") is True and not any("NemotronH" in name for name in names):
         yield "--use-replayssm", "it is for Nemotron-H models only", "Leave it out."
+    routed, experts = "--enable-return-routed-experts", any("expert" in key for key in config)
+    if tuned.args.get(routed) is True and not experts and _since(tuned, "0.31.0"):
+        yield routed, "the model has no experts", "Leave it out."
     if tuned.args.get("--engram-config") is not None and not any(name.startswith(_ENGRAM) for name in names):
         yield "--engram-config", "the model has no n-gram embeddings", "Leave it out."
 

@@ -22,6 +22,11 @@ from tests.oracles.real_engines import plan
     ("0.24.0", "llama", {"attention_backend": "FLASHINFER"}, "FLASHINFER is no attention backend"),
     ("0.24.0", "gpt-oss", {"attention_backend": "ROCM_ATTN"}, "attention sinks are not supported"),
     ("0.16.0", "gpt-oss", {"attention_backend": "ROCM_ATTN"}, ""),
+    ("0.16.0", "deepseek-v3-bf16", {"attention_backend": "TRITON_ATTN"}, "for dense attention, and the model's is mla"),
+    ("0.13.0", "qwen2", {"attention_backend": "TRITON_MLA"}, "for mla attention, and the model's is dense"),
+    ("0.16.0", "deepseek-v3-bf16", {"attention_backend": "TRITON_MLA"}, ""),
+    ("0.16.0", "llama", {"attention_config": {"backend": "FLASHINFER"}}, "FLASHINFER is no attention backend"),
+    ("0.16.0", "llama", {"attention_config": {"backend": "TRITON_ATTN"}}, ""),
 ])  # fmt: skip
 def test_attention(version: str, model: str, flags: dict[str, Any], said: str) -> None:
     found = plan(Case(model, flags, {}), version).problems

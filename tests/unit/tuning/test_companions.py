@@ -347,7 +347,8 @@ def test_the_draft_is_counted() -> None:
 
 
 def test_a_local_model_with_an_adapter_gets_the_hubs_cache() -> None:
-    wanted = planned(model="/srv/m", engine_args={"lora_modules": "a=org/lora"}, model_config=None)
+    flags = {"enable_lora": True, "lora_modules": "a=org/lora"}
+    wanted = planned(model="/srv/m", engine_args=flags, model_config=None)
     host = plan({"n1": state()}, [wanted], WHOLE).to_json()["hosts"]["n1"]
     binds = host["servers"][0]["container"]["HostConfig"]["Binds"]
     assert "/var/lib/instinct-fleet/hf:/hf:ro" in binds

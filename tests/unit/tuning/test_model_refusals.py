@@ -11,6 +11,7 @@ from tests.oracles.engine_cases import Case
 from tests.oracles.real_engines import plan
 
 ADAPTER = ["a=org/adapter"]
+EAGLE = {"method": "eagle3", "model": "org/eagle3", "num_speculative_tokens": 3}
 SHARED = "mm_shm_cache_max_object_size_mb"
 
 
@@ -41,6 +42,9 @@ SHARED = "mm_shm_cache_max_object_size_mb"
     ("0.24.0", "llama", {"hf_overrides": {"architectures": ["LlamaForSequenceClassification"]}}, {}, ""),
     ("0.11.2", "deepseek-v3", {"disable_sliding_window": True}, {}, "positions are scaled (yarn)"),
     ("0.13.0", "deepseek-v3", {"disable_sliding_window": True}, {}, ""),
+    ("0.24.0", "llama", {"speculative_config": EAGLE}, {"pipeline_parallel_size": 2}, "pipeline stages"),
+    ("0.24.0", "llama", {"speculative_config": EAGLE}, {}, ""),
+    ("0.32.0", "qwen2", {"enable_return_routed_experts": True}, {}, "no experts"),
 ])  # fmt: skip
 def test_what_the_model_cannot_do(
     version: str, model: str, flags: dict[str, Any], sizes: dict[str, int], said: str
