@@ -34,6 +34,8 @@ NO_PIPELINE = ("eagle", "eagle3", "dflash")
 """Methods whose draft models cannot be split into stages."""
 REQUIRED: Mapping[str, tuple[str, ...]] = {"--watermark-config": ("key",)}
 """Keys of JSON without a default; vllm/config/watermarking.py, since 0.30.0."""
+PROFILER, PROFILER_NEEDS = "--profiler-config", ("0.13.0", "0.16.0")
+"""Releases whose check of the directory looks at variables too; vllm/config/profiler.py."""
 EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 EXECUTOR_SINCE, GRAPHS_SINCE, SHM_SINCE, MAMBA_SINCE = "0.19.0", "0.11.1", "0.11.1", "0.20.0"
 SHM_DEFAULT = 128
@@ -102,6 +104,14 @@ def _executor(tuned: TunedSettings) -> Found:
 
 
 def _numbers(tuned: TunedSettings) -> Found:
+    traced = as_map(tuned.args.get(PROFILER)) or {}
+    placed = traced.get("torch_profiler_dir") or tuned.env.get("VLLM_TORCH_PROFILER_DIR")
+    if traced.get("profiler") == "torch" and not placed and _inside(tuned, *PROFILER_NEEDS):
+        yield (
+            PROFILER,
+            "it has no torch_profiler_dir",
+            "Add torch_profiler_dir, a directory of the container.",
+        )
     for flag, keys in REQUIRED.items():
         given = as_map(tuned.args.get(flag))
         for key in [name for name in keys if given is not None and name not in given]:

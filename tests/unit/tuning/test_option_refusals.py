@@ -73,6 +73,9 @@ TWO = {"pipeline_parallel_size": 2}
     ("0.28.0", {"max_model_len": 1024, "long_prefill_token_threshold": 100000}, {}, "long_prefill_token_threshold"),
     ("0.32.0", {"watermark_config": {"alpha": 1.0}}, {}, "it has no key"),
     ("0.32.0", {"watermark_config": {"alpha": 1.0, "key": 7}}, {}, ""),
+    ("0.13.0", {"profiler_config": {"profiler": "torch"}}, {}, "no torch_profiler_dir"),
+    ("0.13.0", {"profiler_config": {"profiler": "torch", "torch_profiler_dir": "/tmp/x"}}, {}, ""),
+    ("0.24.0", {"profiler_config": {"profiler": "torch"}}, {}, "torch_profiler_dir"),
     ("0.19.0", {"decode_context_parallel_size": 0}, {}, "decode_context_parallel_size"),
 ])  # fmt: skip
 def test_the_plan_says_what_vllm_would(
