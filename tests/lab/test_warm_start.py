@@ -19,7 +19,7 @@ GOAL = 0.5  # of the seconds of a cold start
 
 def serve(lab: Lab) -> None:
     """What the inventory wants: an engine that compiles its graphs, as it does without enforce_eager."""
-    # The CPU's vLLM 0.32 cannot load what it compiled ahead of time ("no attribute 'finalize_loading'"), and compiles again.
+    # vLLM 0.32 for the CPU cannot load what it compiled ahead of time ("no attribute 'finalize_loading'").
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
         "VLLM_USE_AOT_COMPILE": "0",
