@@ -43,7 +43,7 @@ class Shape:
         self.experts = self.groups * rng.choice((4, 8, 16))
         self.expand = rng.choice((1, 2))
         self.state_head = rng.choice((32, 64))
-        self.linear_keys = rng.choice((2, 4))
+        self.linear = rng.choice((2, 4))
         self.short, self.width = rng.choice((32, 64)), 64 * rng.randint(3, 20)
 
     def of(self, *values: Any) -> Any:
@@ -79,7 +79,7 @@ RULES: tuple[tuple[str, Draw], ...] = (
     (r"kv_lora_rank", lambda s: s.of(128, 256, 512)),
     (r"q_lora_rank", lambda s: s.of(None, 64, 96, 160)),
     (r"qk_nope_head_dim", lambda s: s.of(32, 64, 128)),
-    (r"qk_rope_head_dim|linear_(key|value)_head_dim", lambda s: s.short),
+    (r"qk_rope_head_dim|linear_(key|value)_head_dim|hidden_size_per_layer_input|laurel_rank", lambda s: s.short),
     (r"v_head_dim|swa_v_head_dim", lambda s: s.of(32, 64, 128)),
     (r"index_topk|index_head_dim", lambda s: s.of(64, 128)),
     (r"index_n_heads", lambda s: s.of(2, 4)),
@@ -94,9 +94,8 @@ RULES: tuple[tuple[str, Draw], ...] = (
     (r"mamba_d_head|mamba_head_?dim|head_dim_ssm", lambda s: s.state_head),
     (r"(n_mamba|mamba_n|mamba_num)_heads", lambda s: s.expand * s.hidden // s.state_head),
     (r"time_step_rank|mamba_dt_rank", lambda s: s.of(8, 24)),
-    (r"linear_num_key_heads", lambda s: s.linear_keys),
-    (r"linear_num_value_heads", lambda s: 2 * s.linear_keys),
-    (r"hidden_size_per_layer_input|laurel_rank", lambda s: s.of(32, 64)),
+    (r"linear_num_key_heads", lambda s: s.linear),
+    (r"linear_num_value_heads", lambda s: 2 * s.linear),
     (r"num_kv_shared_layers", lambda s: s.of(0, 2)),
     (r"moe_latent_size", lambda s: s.of(None, 128)),
     (r"rotary_dim", lambda s: s.head // 2),
@@ -254,6 +253,8 @@ OWN = {
 """Architectures whose class vLLM has itself, or transformers under another name."""
 
 
+ONE_RANK = ("KimiLinearForCausalLM",)
+"""Away from ROCm vLLM takes NVIDIA's class, which divides the weights in another way."""
 ENGINE: dict[str, Config] = {"KimiLinearForCausalLM": {"mamba_block_size": 2048}}
 """The CPU's latent attention has no prefix caching, and vLLM takes no other size of blocks then than max_model_len."""
 
@@ -281,11 +282,10 @@ def shapes(seed: str, count: int) -> list[dict[str, Any]]:
                 continue
             _add(config, shape, name)
             config.update(architectures=[name], model_type=kind, torch_dtype="bfloat16")
-            config = {
-                key: value for key, value in config.items() if key not in ("transformers_version", "dtype")
-            }
+            config = {key: value for key, value in config.items() if key not in LEFT_OUT}
+            ranks = 2 if number == count - 1 and name not in ONE_RANK else 1
             found.append({
-                "name": f"{name} {seed}.{number}", "config": config, "tp": 2 if number == count - 1 else 1, "pp": 1,
+                "name": f"{name} {seed}.{number}", "config": config, "tp": ranks, "pp": 1,
                 "engine": {
                     "max_model_len": 2048, "max_num_batched_tokens": 512 * rng.choice((1, 4)), "max_num_seqs": 64,
                     **ENGINE.get(name, {}),
