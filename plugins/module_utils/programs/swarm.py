@@ -7,6 +7,7 @@ It runs with the system's Python and the distribution's libtorrent, by itself: t
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from ..store.swarm_job import read_job
@@ -14,6 +15,7 @@ from ..store.swarm_run import SwarmRun
 
 
 def main() -> int:
-    """Run until all members are complete."""
+    """Run until all members are complete, or it is ended; then what came is noted for the next run."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     path = sys.argv[1]
     return 0 if SwarmRun(read_job(path), os.path.dirname(path)).run().finished else 1

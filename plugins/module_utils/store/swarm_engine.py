@@ -16,6 +16,7 @@ from .swarm_pieces import Layout, bencode, torrent
 
 PACKAGE = "python3-libtorrent"
 FORCED, HANDSHAKE = 0, 1  # encryption is required; after the handshake, content is sent as it is
+_ALERTS = 0x1 | 0x8 | 0x40  # errors, storage, status
 _QUIET = (
     "enable_dht",
     "enable_lsd",
@@ -51,28 +52,26 @@ def settings(job: SwarmJob) -> dict[str, Any]:
         "auto_sequential": False,
         "initial_picker_threshold": 0,
         "strict_end_game_mode": True,
+        # Sources need not hear of each piece of each receiver; they ask how far these are (swarm_hashes.py).
+        "send_redundant_have": False,
         "use_parole_mode": True,
         # A member whose link was cut is back as soon as the link is.
         "min_reconnect_time": 1,
         "max_failcount": 10000,
         "peer_connect_timeout": 5,
-        "peer_timeout": 20,
-        "request_timeout": 15,
-        "piece_timeout": 15,
+        "peer_timeout": 6,
+        "request_timeout": 6,
+        "piece_timeout": 6,
         "request_queue_time": 2,
-        "max_out_request_queue": max(8, 64 // len(job.members)),
+        "max_out_request_queue": max(4, 64 // len(job.members)),
         "tick_interval": 250,
         "smooth_connects": False,
         "unchoke_interval": 1,
         "whole_pieces_threshold": 0,
         "max_allowed_in_request_queue": 4000,
         "send_buffer_watermark": 4 * 2**20,
-        "alert_mask": _ALERTS if importlib.import_module("os").environ.get("FO_TRACE") else 0x1 | 0x8 | 0x40,
-        "alert_queue_size": 200000,
+        "alert_mask": _ALERTS,
     }
-
-
-_ALERTS = 0x1 | 0x8 | 0x40 | 0x1000000 | 0x2000000 | 0x200000  # errors, storage, status
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,7 @@ class Peer:
     """What this member sees of another one."""
 
     address: str
-    progress: float
     complete: bool
-    sent: int
-    received: int
     wrong: int  # pieces that came from there with wrong content
 
 
@@ -96,9 +92,7 @@ class Engine:
         """`places` has the path of each blob's file."""
         self.lt: Any = importlib.import_module("libtorrent")
         self.job, self.cut = job, cut
-        import os, json  # EXPERIMENT
-
-        self.session = self.lt.session({**settings(job), **json.loads(os.environ.get("FO_SET", "{}"))})
+        self.session = self.lt.session(settings(job))
         self.admit(job.members)
         info = torrent(cut, hashes, job.manifest.id, job.key)
         self.info = self.lt.torrent_info(self.lt.bdecode(bencode({"info": info})))
@@ -133,15 +127,6 @@ class Engine:
         )
         wanted.storage_mode = self.lt.storage_mode_t.storage_mode_sparse
         self.handle = self.session.add_torrent(wanted)
-        self.handle.prioritize_pieces(list(priorities))
-        import collections
-
-        print(
-            "prio",
-            collections.Counter(self.handle.get_piece_priorities()),
-            collections.Counter(priorities),
-            flush=True,
-        )
 
     def connect(self, members: Iterable[Member]) -> None:
         """Connect to members; those that are connected stay so."""
@@ -155,10 +140,7 @@ class Engine:
         return [
             Peer(
                 peer.ip[0],
-                peer.progress,
                 bool(peer.flags & seed),
-                peer.total_upload,
-                peer.total_download,
                 peer.num_hashfails,
             )
             for peer in self.handle.get_peer_info()
@@ -191,11 +173,6 @@ class Engine:
         found = []
         for alert in self.session.pop_alerts():
             kind = type(alert).__name__
-            if kind in ("block_finished_alert", "block_downloading_alert"):  # EXPERIMENT
-                import time
-
-                self.blocks = getattr(self, "blocks", [])
-                self.blocks.append((time.time(), kind[6], alert.ip[0], alert.piece_index, alert.block_index))
             if kind == "peer_ban_alert":
                 self.banned.add(alert.ip[0])
             elif kind in ("file_error_alert", "torrent_error_alert", "listen_failed_alert"):
@@ -204,10 +181,6 @@ class Engine:
 
     def moved(self, sha256: str, path: str) -> None:
         """Serve a blob from another name of the same file."""
-        import os, pickle  # EXPERIMENT
-
-        if os.environ.get("FO_TRACE"):
-            pickle.dump(getattr(self, "blocks", []), open("/tmp/fo-trace/blocks-%s" % self.job.own, "wb"))
         self.handle.rename_file(self.cut.slot(sha256).file, path)
 
     def again(self) -> None:

@@ -57,11 +57,13 @@ def hash_blob(path: str, piece_size: int, stop: threading.Event) -> Checked:
 
 @dataclass
 class Known:
-    """The hashes of pieces that a member knows, and whether it still hashes blobs of its own; used by threads."""
+    """What a member tells others: hashes of pieces, whether it still hashes, how far it is, and who is slow."""
 
     hashes: dict[str, bytes] = field(default_factory=dict)
     busy: bool = False
     complete: bool = False
+    progress: float = 0.0
+    slow: tuple[str, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, wanted: object) -> dict[str, Any]:
@@ -72,6 +74,8 @@ class Known:
                 "hashes": {name: base64.b64encode(self.hashes[name]).decode() for name in names},
                 "busy": self.busy,
                 "complete": self.complete,
+                "progress": self.progress,
+                "slow": self.slow,
             }
 
     def take(self, answer: Mapping[str, Any], lengths: Mapping[str, int]) -> None:
@@ -117,12 +121,14 @@ class HashServer:
         self._server.server_close()
 
 
-def ask(me: Member, other: Member, key: str, wanted: list[str]) -> dict[str, Any] | None:
+def ask(
+    me: Member, other: Member, key: str, wanted: list[str], seconds: float = SECONDS
+) -> dict[str, Any] | None:
     """Return another member's answer; None if it does not answer, or does not know the key."""
     body = json.dumps({"nonce": (nonce := secrets.token_hex(16)), "wanted": wanted})
     try:
-        with socket.create_connection((other.address, other.port + 1), SECONDS, (me.address, 0)) as link:
-            link.settimeout(SECONDS)
+        with socket.create_connection((other.address, other.port + 1), seconds, (me.address, 0)) as link:
+            link.settimeout(seconds)
             _send(link, {"body": body, "mac": _mac(key, "ask", body)})
             answer = _receive(link, LARGEST_ANSWER)
         if hmac.compare_digest(answer["mac"], _mac(key, nonce, answer["body"])):

@@ -66,7 +66,9 @@ class Layout:
 def layout(manifest: Manifest) -> Layout:
     """Return how a manifest is cut. Empty blobs are left out: they have no pieces."""
     blobs = sorted((sha256, size) for sha256, size in manifest.blobs.items() if size)
-    piece, slots, files, first = piece_size(sum(size for _, size in blobs)), [], [], 0
+    piece, first = piece_size(sum(size for _, size in blobs)), 0
+    slots: list[Slot] = []
+    files: list[tuple[str, int]] = []
     for sha256, size in blobs:
         count = -(-size // piece)
         slots.append(Slot(sha256, size, len(files), first, count))

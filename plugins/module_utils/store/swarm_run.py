@@ -13,23 +13,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ..common.files import read_text, write_atomic
 from .blobs import THREADS, Store, WrongContent
 from .swarm_engine import Engine, Peer
-from .swarm_hashes import Checked, HashServer, Known, ask, hash_blob
+from .swarm_hashes import HashServer, ask
 from .swarm_job import Member, SwarmJob
 from .swarm_pieces import layout, resume_record, resumed
+from .swarm_preparation import TICK, Ended, Preparation
 from .swarm_share import Share
 from .swarm_state import SwarmState, slow_members, write_state
 
-TICK = 0.25
 _SAVE_SECONDS = 10.0
 _STATE_SECONDS = 1.0
-_ASK_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
 _ABSENT_SECONDS = 30.0  # not connected for so long: dead
+_INQUIRE_SECONDS = 3.0
+_BRIEFLY = 2.0
 _LAST_WORDS = 2.0  # after all are complete, so that the last ones learn it too
-
-
-class Ended(Exception):
-    """The run cannot go on; the text says why."""
 
 
 class SwarmRun:
@@ -41,18 +38,19 @@ class SwarmRun:
         self.left = False  # the sources
         self.done: set[str] = set()
         self.asked: set[str] = set()
+        self.inquired = 0.0
+        self.progress: dict[str, float] = {}
         self.peers: dict[str, Peer] = {}
-        self.known, self.state = Known(), SwarmState(pid=os.getpid())
+        self.state = SwarmState(pid=os.getpid())
+        self.prepared = Preparation(job, self.cut, self.state, self._pause)
+        self.known = self.prepared.known
         self.stop = threading.Event()
         self.begun, self.written = time.monotonic(), 0.0
         self.names = {member.address: member.name for member in job.members}
-        self.paths = {item.sha256: item.path for item in job.manifest.files}
-        lacking = self.store.missing(job.manifest)
-        self.wanted = [slot.sha256 for slot in self.cut.slots if slot.sha256 in lacking]
-        self.served = [sha256 for sha256 in job.serve if sha256 not in lacking]
         self.received: set[str] = set()
+        self.pieces: list[int] = []  # of what is wanted
         self.last = dict.fromkeys((member.name for member in job.others), time.monotonic())
-        self.pool = ThreadPoolExecutor(THREADS)
+        self.pool, self.inquiries = ThreadPoolExecutor(THREADS), ThreadPoolExecutor(THREADS)
 
     # ---- the whole ---------------------------------------------------------------------------------------
 
@@ -62,8 +60,7 @@ class SwarmRun:
         server = HashServer(self.job.me, self.job.others, self.job.key, self.known)
         try:
             self._take_empty()
-            self._hash_served()
-            self._learn_hashes()
+            self.prepared.run(self.pool, self.stop)
             engine = self._start()
             self._exchange(engine)
         except Ended as end:
@@ -75,6 +72,7 @@ class SwarmRun:
                 engine.close()
             server.close()
             self.pool.shutdown(wait=False)
+            self.inquiries.shutdown(wait=False)
             self.state.phase = "ended"
             self._write()
         return self.state
@@ -84,71 +82,11 @@ class SwarmRun:
             if not item.size and not self.store.has(item.sha256, 0):
                 self.store.put(b"", item.sha256)
 
-    # ---- hashes ------------------------------------------------------------------------------------------
-
-    def _hash_served(self) -> None:
-        """Check the blobs that this member offers; one with wrong content is removed, and received like others."""
-        self.known.busy = bool(self.served)
-        running: dict[str, Future[Checked]] = {
-            sha256: self.pool.submit(hash_blob, self.store.path(sha256), self.cut.piece_size, self.stop)
-            for sha256 in self.served
-            if self.job.manifest.blobs[sha256]
-        }
-        while running:
-            for sha256 in [name for name, future in running.items() if future.done()]:
-                self._judge(sha256, running.pop(sha256))
-            self._pause()
-        self.known.busy = False
-
-    def _judge(self, sha256: str, future: Future[Checked]) -> None:
-        try:
-            checked = future.result()
-            good = (checked.sha256, checked.size) == (sha256, self.job.manifest.blobs[sha256])
-        except OSError:
-            good = False
-        if good:
-            with self.known.lock:
-                self.known.hashes[sha256] = checked.pieces
-            self.state.files[sha256] = "served"
-            return
-        self.store.remove(sha256)
-        self.state.files[sha256] = "corrupt"
-        self.state.corrupt.append(sha256)
-        self.wanted.append(sha256)
-
-    def _learn_hashes(self) -> None:
-        """Ask the others for the hashes of what is wanted, and of all that the torrent describes."""
-        self.state.phase = "waiting"
-        lengths = {slot.sha256: 20 * slot.count for slot in self.cut.slots}
-        silent, since = 0.0, time.monotonic()
-        while lacking := [name for name in lengths if name not in self.known.hashes]:
-            answers = [
-                answer
-                for member in self.job.others
-                if (answer := ask(self.job.me, member, self.job.key, lacking)) is not None
-                and not self.known.take(answer, lengths)
-            ]
-            now = time.monotonic()
-            hopeless = len(answers) == len(self.job.others) and not any(answer["busy"] for answer in answers)
-            silent = silent + 1 if hopeless and not any(answer["hashes"] for answer in answers) else 0
-            if silent >= 3 or now - since > self.job.stall:
-                self.state.missing = [name for name in lacking if name not in self.known.hashes]
-                if self.state.missing:
-                    raise Ended(self._nobody())
-            self._pause(_ASK_SECONDS)
-
-    def _nobody(self) -> str:
-        names = ", ".join(self.paths[sha256] for sha256 in self.state.missing[:3])
-        return (
-            f"{len(self.state.missing)} blobs of {self.job.manifest.name} ({names}, …) are on no member with the right "
-            "content. Fetch them from their origin to one node, and run again."
-        )
-
     # ---- the exchange ------------------------------------------------------------------------------------
 
     def _start(self) -> Engine:
         incoming = self.store.incoming(self.job.manifest.id)
-        wanted = set(self.wanted)
+        wanted = set(self.prepared.wanted)
         places = {
             slot.sha256: os.path.join(incoming, slot.sha256)
             if slot.sha256 in wanted
@@ -168,12 +106,15 @@ class SwarmRun:
         index = receivers.index(self.job.own) if self.job.own in receivers else -1
         engine = Engine(self.job, self.cut, self.known.hashes, places)
         pieces = [
-            piece for sha256 in self.wanted for piece in self.cut.slot(sha256).pieces if not have[piece]
+            piece
+            for sha256 in self.prepared.wanted
+            for piece in self.cut.slot(sha256).pieces
+            if not have[piece]
         ]
         self.share = Share(pieces, max(0, index), len(receivers) if index >= 0 else 1)
         engine.start(have, self.share.priorities(self.cut.count))
-        self.state.bytes = sum(self.job.manifest.blobs[sha256] for sha256 in self.wanted)
-        self.state.files.update(dict.fromkeys(self.wanted, "receiving"))
+        self.state.bytes = sum(self.job.manifest.blobs[sha256] for sha256 in self.prepared.wanted)
+        self.state.files.update(dict.fromkeys(self.prepared.wanted, "receiving"))
         self.state.phase = "running"
         return engine
 
@@ -193,32 +134,15 @@ class SwarmRun:
                 connected = now
                 self._look_around(engine, now)
             self._take_complete(engine, checks)
-            self._choose(engine, now)
-            if os.environ.get("FO_TRACE"):  # EXPERIMENT
-                a = engine.handle.piece_availability() if not self.served else []
-                ps = engine.handle.get_peer_info()
-                print(
-                    f"{now - started:.1f} have {sum(engine.have())} rx {engine.totals()[0] / 1e6:.1f} tx {engine.totals()[1] / 1e6:.1f} avail1 {sum(x == 1 for x in a)} peers",
-                    [
-                        (
-                            p.ip[0][-2:],
-                            p.payload_down_speed // 1000,
-                            p.payload_up_speed // 1000,
-                            p.download_queue_length,
-                            p.upload_queue_length,
-                            p.rtt,
-                            bool(p.flags & p.choked),
-                            bool(p.flags & p.remote_choked),
-                        )
-                        for p in ps
-                    ],
-                    flush=True,
-                )
+            self._choose(engine, now, now - moved)
             self.state.received, self.state.sent = engine.totals()
-            if self.state.received + self.state.sent != before:
-                before, moved = self.state.received + self.state.sent, now
-            if self._is_complete():
+            complete = self._is_complete()
+            amount = self.state.received + (self.state.sent if complete else 0)
+            if amount != before:
+                before, moved = amount, now
+            if complete:
                 if self.state.phase != "complete":
+                    self._learn_who_is_slow()
                     self.state.phase, self.known.complete = "complete", True
                     self._write()
                 everybody = set(self.state.complete) >= {member.name for member in self.job.others}
@@ -238,11 +162,11 @@ class SwarmRun:
                 self._save(engine)
             self._pause()
 
-    def _choose(self, engine: Engine, now: float) -> None:
+    def _choose(self, engine: Engine, now: float, idle: float) -> None:
         """Ask for pieces; leave the sources, or return to them."""
-        if self.served:
+        if self.prepared.served:
             return
-        turn = self.share.turn(engine.have(), engine.copies(), now)
+        turn = self.share.turn(engine.have(), engine.copies(), now, idle)
         engine.ask_for(turn.changes)
         if turn.sources == self.left:
             self.left = not turn.sources
@@ -250,7 +174,7 @@ class SwarmRun:
             self._look_around(engine, now)
 
     def _is_complete(self) -> bool:
-        return self.received >= set(self.wanted)
+        return self.received >= set(self.prepared.wanted)
 
     def _look_around(self, engine: Engine, now: float) -> None:
         peers = self.peers = {self.names.get(peer.address, peer.address): peer for peer in engine.peers()}
@@ -261,32 +185,51 @@ class SwarmRun:
             {self.names.get(address, address) for address in engine.banned}
             | {name for name, peer in peers.items() if peer.wrong}
         )
-        self.state.slow = slow_members({name: peer.progress for name, peer in peers.items()})
+        if self.prepared.served:
+            self.state.slow = slow_members(
+                {**self.progress, **dict.fromkeys(done & self.progress.keys(), 1.0)}
+            )
+            self.known.slow = tuple(self.state.slow)
         self.state.dead = sorted(
             name for name, seen in self.last.items() if now - seen > _ABSENT_SECONDS and name not in done
         )
         for member in self.job.others:
             if member.name in peers or (member.serves and self.left):
                 continue
-            if member.serves or not self.served:
+            if member.serves or not self.prepared.served:
                 engine.connect([member])
-            elif member.name not in done and member.name not in self.asked:
-                self.asked.add(member.name)
-                self.pool.submit(self._ask_whether_complete, member)
+        if self.prepared.served and now - self.inquired >= max(_INQUIRE_SECONDS, len(self.job.members) / 10):
+            self.inquired = now
+            for member in self.job.others:
+                if not member.serves and member.name not in done and member.name not in self.asked:
+                    self.asked.add(member.name)
+                    self.inquiries.submit(self._inquire, member)
 
-    def _ask_whether_complete(self, member: Member) -> None:
-        """Note whether a member that left this source is complete."""
+    def _inquire(self, member: Member) -> None:
+        """Ask a member how far it is: those that have left this source, and what they have, are not seen otherwise."""
         answer = ask(self.job.me, member, self.job.key, [])
         if answer is not None:
             self.last[member.name] = time.monotonic()
+            self.progress[member.name] = float(answer.get("progress") or 0.0)
             if answer.get("complete"):
                 self.done.add(member.name)
         self.asked.discard(member.name)
 
+    def _learn_who_is_slow(self) -> None:
+        """Take over what a source knows, so that this member's result names the slow ones too."""
+        for member in self.job.others:
+            if member.serves and not self.prepared.served:
+                answer = ask(self.job.me, member, self.job.key, [], _BRIEFLY)
+                if answer is not None:
+                    self.state.slow = sorted(str(name) for name in answer.get("slow") or ())
+                    return
+
     def _take_complete(self, engine: Engine, checks: dict[str, Future[None]]) -> None:
         """Give complete blobs their names in the store, each checked as a whole by its SHA-256."""
         have = engine.have()
-        for sha256 in self.wanted:
+        if self.pieces:
+            self.known.progress = sum(have[piece] for piece in self.pieces) / len(self.pieces)
+        for sha256 in self.prepared.wanted:
             slot = self.cut.slot(sha256)
             if sha256 in self.received or not all(have[slot.first : slot.first + slot.count]):
                 continue

@@ -17,6 +17,8 @@ ROUND_SECONDS = 1.0
 _WINDOW = 2.0  # seconds, or the time of so many pieces:
 _PIECES = 8
 _SLOW = 0.4  # of the mean rate
+_IDLE_SECONDS = 3.0  # a receiver that announced pieces hangs: the sources have them too
+_LAST = 8  # missing pieces below which a block may be asked of two members
 _FEW = 2  # pieces still to ask for of other receivers: fewer, and this one has nothing to do
 
 
@@ -67,18 +69,27 @@ class Share:
         self.appeared = Appearance()
 
     def priorities(self, count: int) -> list[int]:
-        """Return the priority of each of so many pieces at the start."""
-        return [OWN if piece in self.asked else CLOSED for piece in range(count)]
+        """Return the priority of each of so many pieces at the start.
 
-    def turn(self, have: Sequence[bool], copies: Sequence[int], now: float) -> Turn:
-        """Return what to do; `copies` is how many other receivers have each piece."""
-        changes = {piece: OTHER for piece in self.closed if copies[piece] or have[piece]}
+        The last one, which nobody has, is wanted until the end is near: if all that is wanted were asked for already,
+        the engine would ask for it twice.
+        """
+        return [*(OWN if piece in self.asked else CLOSED for piece in range(count - 1)), OTHER]
+
+    def turn(self, have: Sequence[bool], copies: Sequence[int], now: float, idle: float = 0.0) -> Turn:
+        """Return what to do; `copies` is how many other receivers have each piece, `idle` since when nothing came."""
+        changes = {piece: OTHER for piece in self.closed if copies[piece] > 0 or have[piece]}
         self.closed = [piece for piece in self.closed if piece not in changes]
         self.appeared.note(len(changes), now)
         missing = [piece for piece in self.wanted if not have[piece]]
         closed = set(self.closed)
         open_here = sum(1 for piece in missing if piece not in closed)
-        if closed and open_here <= _FEW and now - self.since >= ROUND_SECONDS and self.appeared.stalls(now):
+        if (
+            closed
+            and (open_here <= _FEW or idle > _IDLE_SECONDS)
+            and now - self.since >= ROUND_SECONDS
+            and self.appeared.stalls(now)
+        ):
             self.round, self.since = self.round + 1, now
             dealt = [
                 piece
@@ -88,6 +99,8 @@ class Share:
             changes.update(dict.fromkeys(dealt, OWN))
             self.asked.update(dealt)
             self.closed = [piece for piece in self.closed if piece not in changes]
+        if not self.closed and len(missing) <= _LAST:
+            changes[len(have) - 1] = CLOSED
         # What another receiver had is asked for again where that one is gone.
-        sources = any(piece in self.asked or not copies[piece] for piece in missing if piece not in closed)
-        return Turn(changes, sources)
+        sources = any(piece in self.asked or copies[piece] <= 0 for piece in missing if piece not in closed)
+        return Turn(changes, sources or (idle > _IDLE_SECONDS and bool(missing)))

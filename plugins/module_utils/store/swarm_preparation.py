@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Before an exchange: check the blobs that a member offers, and learn the hashes of the pieces of all others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from .blobs import Store
+from .swarm_hashes import Checked, Known, ask, hash_blob
+from .swarm_job import SwarmJob
+from .swarm_pieces import Layout
+from .swarm_state import SwarmState
+
+TICK = 0.25
+_ASK_SECONDS = 0.2
+_OTHERS_EACH = 25  # rounds without an answer of a source
+
+
+class Ended(Exception):
+    """The run cannot go on; the text says why."""
+
+
+class Preparation:
+    """What a member does before its exchange; afterwards, `wanted` and `served` have the blobs' SHA-256."""
+
+    def __init__(self, job: SwarmJob, cut: Layout, state: SwarmState, pause: Callable[[float], None]) -> None:
+        self.job, self.cut, self.state, self.pause = job, cut, state, pause
+        self.store, self.known = Store(job.root), Known(busy=bool(job.serve))
+        self.wanted: list[str] = []
+        self.served: list[str] = []
+
+    def run(self, pool: ThreadPoolExecutor, stop: threading.Event) -> None:
+        """Check, then learn. Raise Ended if nobody has what is lacking."""
+        self._check_served(pool, stop)
+        self._learn()
+
+    def _check_served(self, pool: ThreadPoolExecutor, stop: threading.Event) -> None:
+        """Check the blobs that this member offers; one with wrong content is removed, and received like others."""
+        missing = self.store.missing(self.job.manifest)
+        self.wanted = [slot.sha256 for slot in self.cut.slots if slot.sha256 in missing]
+        self.served = [sha256 for sha256 in self.job.serve if sha256 not in missing]
+        running: dict[str, Future[Checked]] = {
+            sha256: pool.submit(hash_blob, self.store.path(sha256), self.cut.piece_size, stop)
+            for sha256 in self.served
+            if self.job.manifest.blobs[sha256]
+        }
+        while running:
+            for sha256 in [name for name, future in running.items() if future.done()]:
+                self._judge(sha256, running.pop(sha256))
+            self.pause(TICK)
+        self.known.busy = False
+
+    def _judge(self, sha256: str, future: Future[Checked]) -> None:
+        try:
+            checked = future.result()
+            good = (checked.sha256, checked.size) == (sha256, self.job.manifest.blobs[sha256])
+        except OSError:
+            good = False
+        if good:
+            with self.known.lock:
+                self.known.hashes[sha256] = checked.pieces
+            self.state.files[sha256] = "served"
+            return
+        self.store.remove(sha256)
+        self.state.files[sha256] = "corrupt"
+        self.state.corrupt.append(sha256)
+        self.wanted.append(sha256)
+
+    def _learn(self) -> None:
+        """Ask the others for the hashes of what is wanted, and of all that the torrent describes."""
+        self.state.phase = "waiting"
+        lengths = {slot.sha256: 20 * slot.count for slot in self.cut.slots}
+        sources = {member.name for member in self.job.others if member.serves}
+        silent, asked, since = 0, 0, time.monotonic()
+        while lacking := [name for name in lengths if name not in self.known.hashes]:
+            answers = self._ask(lacking, lengths, serves=True)
+            if not answers and asked % _OTHERS_EACH == _OTHERS_EACH - 1:
+                self._ask(lacking, lengths, serves=False)  # the source is gone, and others know its hashes
+            asked += 1
+            now = time.monotonic()
+            hopeless = sources == answers.keys() and not any(answer["busy"] for answer in answers.values())
+            silent = silent + 1 if hopeless else 0
+            if silent >= 3 or now - since > self.job.stall:
+                self.state.missing = [name for name in lacking if name not in self.known.hashes]
+                if self.state.missing:
+                    raise Ended(self._nobody())
+            self.pause(_ASK_SECONDS)
+
+    def _ask(self, lacking: list[str], lengths: dict[str, int], serves: bool) -> dict[str, dict[str, Any]]:
+        """Ask sources, or receivers, until nothing is lacking; return the answers."""
+        answers: dict[str, dict[str, Any]] = {}
+        for member in self.job.others:
+            if member.serves != serves or self.known.hashes.keys() >= lengths.keys():
+                continue
+            answer = ask(self.job.me, member, self.job.key, lacking)
+            if answer is not None:
+                answers[member.name] = answer
+                self.known.take(answer, lengths)
+        return answers
+
+    def _nobody(self) -> str:
+        paths = {item.sha256: item.path for item in self.job.manifest.files}
+        names = ", ".join(paths[sha256] for sha256 in self.state.missing[:3])
+        return (
+            f"{len(self.state.missing)} blobs of {self.job.manifest.name} ({names}, …) are on no member with the right "
+            "content. Fetch them from their origin to one node, and run again."
+        )

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a manifest is cut into pieces, what a member asks for, and what it tells others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import threading
+from pathlib import Path
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import (
+    Manifest,
+    ManifestFile,
+    manifest_of,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_hashes import (
+    HashServer,
+    Known,
+    ask,
+    hash_blob,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_job import (
+    Member,
+    SwarmJob,
+    parse_job,
+    read_job,
+    write_job,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_pieces import (
+    LARGEST,
+    SMALLEST,
+    bencode,
+    layout,
+    piece_size,
+    resume_record,
+    resumed,
+    torrent,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_share import (
+    CLOSED,
+    OTHER,
+    OWN,
+    Share,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_state import (
+    SwarmState,
+    read_state,
+    slow_members,
+    write_state,
+)
+
+KEY = "ab" * 32
+
+
+def made(*sizes: int) -> Manifest:
+    return manifest_of(
+        "m",
+        (
+            ManifestFile(f"f{number}", size, hashlib.sha256(b"%d" % number).hexdigest())
+            for number, size in enumerate(sizes)
+        ),
+    )
+
+
+# ---- pieces ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("total", "size"),
+    [(1, SMALLEST), (2048 * SMALLEST, SMALLEST), (2048 * SMALLEST + 1, 2 * SMALLEST), (10**12, LARGEST)],
+)
+def test_the_size_of_a_piece(total: int, size: int) -> None:
+    assert piece_size(total) == size
+
+
+def test_each_blob_begins_a_piece_and_empty_ones_have_none() -> None:
+    cut = layout(made(SMALLEST + 1, 0, SMALLEST, 5))
+    assert sorted(slot.count for slot in cut.slots) == [1, 1, 2]
+    assert [slot.first for slot in cut.slots] == [
+        sum(slot.count for slot in cut.slots[:number]) for number in range(3)
+    ]
+    assert sum(size for _, size in cut.files[:-1]) == (cut.mark + 1) * cut.piece_size
+    assert cut.count == cut.mark + 2
+    assert all(cut.files[slot.file] == (slot.sha256, slot.size) for slot in cut.slots)
+
+
+def test_equal_content_is_one_blob() -> None:
+    one = ManifestFile("a", 7, "0" * 64)
+    assert len(layout(manifest_of("m", [one, ManifestFile("b", 7, "0" * 64)])).slots) == 1
+
+
+def test_the_key_changes_the_description_and_is_not_in_it() -> None:
+    cut = layout(made(10))
+    hashes = {cut.slots[0].sha256: b"x" * 20}
+    first, second = (bencode(torrent(cut, hashes, "m", key)) for key in (KEY, "cd" * 32))
+    assert first != second
+    assert KEY.encode() not in first
+
+
+def test_bencode() -> None:
+    assert bencode({"b": [1, "x"], "a": b"\xff"}) == b"d1:a1:\xff1:bli1e1:xee"
+
+
+def test_what_was_received_is_found_again_unless_the_pieces_differ() -> None:
+    cut = layout(made(3 * SMALLEST, 10))
+    have = [False] * cut.count
+    large = max(cut.slots, key=lambda slot: slot.count)
+    have[large.first + 1] = True
+    record = json.loads(json.dumps(resume_record(cut, have)))
+    assert resumed(cut, record) == {large.sha256: [False, True, False]}
+    assert resumed(cut, {**record, "piece_size": 1}) == {}
+    assert resumed(cut, {**record, "have": {large.sha256: "01"}}) == {}
+    assert resumed(cut, None) == {}
+
+
+# ---- shares ----------------------------------------------------------------------------------------------------
+
+
+def test_each_piece_is_in_one_share() -> None:
+    shares = [Share(range(100), index, 7) for index in range(7)]
+    assert sorted(piece for share in shares for piece in share.asked) == list(range(100))
+    assert all(
+        share.priorities(101)[piece] == (OWN if piece in share.asked else CLOSED)
+        for share in shares
+        for piece in range(100)
+    )
+
+
+def test_another_share_is_asked_for_once_another_receiver_has_it_and_then_the_sources_are_left() -> None:
+    share = Share(range(6), 0, 3)
+    have, copies = [False] * 6, [0] * 6
+    assert share.turn(have, copies, 0.0).changes == {}
+    copies[1] = 1
+    turn = share.turn(have, copies, 1.0)
+    assert (turn.changes, turn.sources) == ({1: OTHER}, True)
+    have[0] = have[3] = True
+    assert not share.turn(have, copies, 2.0).sources
+
+
+def test_the_source_is_asked_where_a_holder_is_gone() -> None:
+    share = Share(range(2), 0, 2)
+    share.turn([True, False], [0, 1], 0.0)
+    assert share.turn([True, False], [0, 0], 1.0).sources
+
+
+def test_the_share_of_a_dead_receiver_is_dealt_out_each_piece_once_in_a_round() -> None:
+    receivers, pieces = 4, range(400)
+    dead = {piece for piece in pieces if piece % receivers == 3}
+    shares = [Share(pieces, index, receivers) for index in range(3)]
+    have, copies = [piece not in dead for piece in pieces], [int(piece not in dead) for piece in pieces]
+    for second in range(4):  # the others' pieces appear
+        part = [int(copies[piece] and piece < 100 * (second + 1)) for piece in pieces]
+        for share in shares:
+            share.turn([False] * 400, part, float(second))
+    rounds: list[list[set[int]]] = []
+    for second in range(5, 30):
+        dealt = [
+            {
+                piece
+                for piece, priority in share.turn(have, copies, float(second)).changes.items()
+                if priority == OWN
+            }
+            for share in shares
+        ]
+        if any(dealt):
+            rounds.append(dealt)
+        for piece in set().union(*dealt):  # which the source sends
+            have[piece], copies[piece] = True, 1
+    assert set().union(*(part for dealt in rounds for part in dealt)) == dead
+    assert all(sum(map(len, dealt)) == len(set().union(*dealt)) for dealt in rounds)
+
+
+def test_nothing_is_dealt_out_while_pieces_appear_as_fast_as_before() -> None:
+    share = Share(range(200), 0, 2)
+    have, copies = [False] * 200, [0] * 200
+    for second in range(40):
+        for piece in range(5 * second, 5 * second + 5):
+            copies[piece] = have[piece] = True
+        assert OWN not in share.turn(have, copies, float(second)).changes.values()
+
+
+# ---- hashes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_blob_is_hashed_as_a_whole_and_by_piece(tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(2 * SMALLEST + 5)
+    path = tmp_path / "blob"
+    path.write_bytes(data)
+    checked = hash_blob(str(path), SMALLEST, threading.Event())
+    padded = data + bytes(3 * SMALLEST - len(data))
+    assert checked.sha256 == hashlib.sha256(data).hexdigest()
+    assert checked.pieces == b"".join(
+        hashlib.sha1(padded[start : start + SMALLEST]).digest() for start in range(0, len(padded), SMALLEST)
+    )
+
+
+def free_port() -> int:
+    return random.randint(20000, 30000)
+
+
+def test_members_who_know_the_key_get_hashes_and_others_nothing() -> None:
+    port = free_port()
+    source, other = Member("a", "127.0.0.1", port, True), Member("b", "127.0.0.1", port + 2)
+    known = Known({"x": b"1" * 20}, busy=True)
+    server = HashServer(source, (other,), KEY, known)
+    try:
+        answer = ask(other, source, KEY, ["x", "y"])
+        assert answer is not None
+        taken = Known()
+        taken.take(answer, {"x": 20})
+        assert taken.hashes == {"x": b"1" * 20}
+        assert (answer["busy"], answer["complete"]) == (True, False)
+        short = Known()
+        short.take(answer, {"x": 40})
+        assert short.hashes == {}
+        assert ask(other, source, "cd" * 32, ["x"]) is None
+    finally:
+        server.close()
+    assert ask(other, source, KEY, ["x"]) is None
+
+
+# ---- jobs and states -------------------------------------------------------------------------------------------
+
+
+def job(**changes: object) -> SwarmJob:
+    members = (Member("a", "10.0.0.1", 8620, True), Member("b", "10.0.0.2", 8620))
+    return parse_job(
+        {
+            "manifest": made(1).to_json(),
+            "root": "/r",
+            "own": "b",
+            "members": [vars(member) for member in members],
+            "serve": [],
+            "key": KEY,
+            **changes,
+        }
+    )
+
+
+def test_a_job_is_read_as_it_was_written_by_root_alone(tmp_path: Path) -> None:
+    path = write_job(job(), str(tmp_path / "run"))
+    assert read_job(path) == job()
+    assert Path(path).stat().st_mode & 0o777 == 0o600
+    assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"own": "c"}, "c is not among them"),
+        ({"key": "abc"}, "32 random bytes"),
+        ({"key": "zz" * 32}, "32 random bytes"),
+        ({"serve": ["0" * 64]}, "is no blob of m"),
+        ({"members": [{"name": "b", "address": "host", "port": 1}]}, "is no IP address"),
+        ({"members": [{"name": "b", "address": "10.0.0.1", "port": 65535}]}, "between 1 and 65534"),
+        ({"members": [{"name": "b", "address": "10.0.0.1", "port": 1}] * 2}, "twice"),
+        (
+            {"members": [{"name": name, "address": "10.0.0.1", "port": 1} for name in ("a", "b")]},
+            "the same address",
+        ),
+    ],
+)
+def test_a_malformed_job(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(NodeError, match=message) as caught:
+        job(**changes)
+    assert KEY not in str(caught.value)
+
+
+def test_states(tmp_path: Path) -> None:
+    assert read_state(str(tmp_path)) is None
+    state = SwarmState(received=10, seconds=2.0, slow=["n1"])
+    write_state(str(tmp_path), state)
+    assert read_state(str(tmp_path)) == state
+    assert state.rate == 5.0
+    (tmp_path / "state.json").write_text("{")
+    assert read_state(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("progress", "slow"),
+    [
+        ({"a": 0.6, "b": 0.5, "c": 0.1}, ["c"]),
+        ({"a": 0.6, "b": 0.5, "c": 0.3}, []),
+        ({"a": 0.05, "b": 0.05, "c": 0.0}, []),  # hardly begun
+        ({"a": 0.9, "b": 0.1}, []),  # which of two is usual?
+    ],
+)
+def test_slow_members(progress: dict[str, float], slow: list[str]) -> None:
+    assert slow_members(progress) == slow
