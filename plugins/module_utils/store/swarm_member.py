@@ -69,7 +69,7 @@ def start(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
 
 
 def finish(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
-    """Wait until the store is complete, and record that. A node that only offers waits for nothing. Raise NodeError."""
+    """Wait until the store is complete, and record that. A node that only serves waits for nothing. Raise NodeError."""
     manifest, store = parse_manifest(params["manifest"]), Store(params["store"])
     directory = run_directory(manifest.id)
     if check:
@@ -109,7 +109,7 @@ def finish(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
 def _job(params: Mapping[str, Any]) -> SwarmJob:
     manifest = parse_manifest(params["manifest"])
     own = [item for item in params["members"] if item.get("name") == params["own"]]
-    offers = bool(own and own[0].get("serves"))
+    serves = bool(own and own[0].get("serves"))
     try:
         return parse_job(
             {
@@ -117,7 +117,7 @@ def _job(params: Mapping[str, Any]) -> SwarmJob:
                 "root": params["store"],
                 "own": params["own"],
                 "members": params["members"],
-                "serve": sorted(manifest.blobs) if offers else [],
+                "serve": sorted(manifest.blobs) if serves else [],
                 "key": str(params["key"]).lower(),
                 "limit": params["limit"],
                 "deadline": float(params["timeout"]),
@@ -148,12 +148,12 @@ def _why(manifest: Manifest, state: SwarmState | None, log: str) -> str:
 def _warnings(manifest: Manifest, state: SwarmState | None) -> list[str]:
     if state is None:
         return []
-    told = {
+    messages = {
         "slow, so look at its network and disk": state.slow,
         "not reached": state.dead,
         "sent wrong content, so look at its disk and memory (dmesg)": state.wrong,
     }
-    return [f"{manifest.name}: {', '.join(names)}: {what}." for what, names in told.items() if names]
+    return [f"{manifest.name}: {', '.join(names)}: {what}." for what, names in messages.items() if names]
 
 
 def _runs(directory: str, state: SwarmState) -> bool:

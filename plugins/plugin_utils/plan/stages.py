@@ -111,7 +111,7 @@ class HostStages:
         passed = [item.action for item in shared]
         own = fetch.actions
         first = next((at for at, item in enumerate(own) if item.role != "host_prep"), len(own))
-        offered = {item.name for item in shared if item.offers}
+        offered = {item.name for item in shared if item.seeds}
         return HostPlan(
             host=self.host,
             layout=self.layout,

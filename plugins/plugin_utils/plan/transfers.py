@@ -32,7 +32,7 @@ SOURCE = "docs/distribution.md"
 
 
 @dataclass(frozen=True)
-class Member:
+class TransferMember:
     """A host of a transfer, and the address where others reach it meanwhile."""
 
     host: Host
@@ -52,15 +52,15 @@ class Transfer:
     what: str
     bytes: int
     origin: str
-    seed: Member
-    receivers: tuple[Member, ...]
+    seed: TransferMember
+    receivers: tuple[TransferMember, ...]
     offer: Mapping[str, Any]
     port: int
     seconds: float | None = None
     bound: str = ""
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[TransferMember, ...]:
         """Return the seed and the receivers."""
         return (self.seed, *self.receivers)
 
@@ -104,12 +104,12 @@ def plan_transfers(
     warnings: dict[str, dict[str, None]] = {}
     steps = tuple(steps)
     room = {host.name: _room(host, images, models) for host, images, models in steps}
-    members: dict[str, Member | None] = {}
+    members: dict[str, TransferMember | None] = {}
     for name, need in sorted(_needs(steps).items()):
-        wish = [host.settings.fetch_from for host, _unused in need.lacking]
-        if wish.count(ORIGIN) > len(wish) - MANY and PEERS not in wish:
+        choices = [host.settings.fetch_from for host, _unused in need.lacking]
+        if choices.count(ORIGIN) > len(choices) - MANY and PEERS not in choices:
             continue
-        able: list[tuple[Member, ImageStep | ModelStep]] = []
+        able: list[tuple[TransferMember, ImageStep | ModelStep]] = []
         for host, step in need.lacking:
             if host.settings.fetch_from == ORIGIN:
                 continue
@@ -157,7 +157,7 @@ def _needs(
 def _transfer(
     name: str,
     need: _Need,
-    able: Sequence[tuple[Member, ImageStep | ModelStep]],
+    able: Sequence[tuple[TransferMember, ImageStep | ModelStep]],
     everyone: Sequence[Host],
     number: int,
 ) -> Transfer | None:
@@ -181,7 +181,7 @@ def _transfer(
     )
 
 
-def _holder(host: Host, name: str, step: ImageStep | ModelStep) -> Member | None:
+def _holder(host: Host, name: str, step: ImageStep | ModelStep) -> TransferMember | None:
     """Return a host that has it already, in its store, or a model in its cache."""
     if host.state is None or host.settings.fetch_from == ORIGIN:
         return None
@@ -197,17 +197,17 @@ def _holder(host: Host, name: str, step: ImageStep | ModelStep) -> Member | None
     return _member(host) if there else None
 
 
-def _member(host: Host) -> Member | None:
+def _member(host: Host) -> TransferMember | None:
     """Return the host with an address of its own; None if it has none that others can use."""
     state, name = host.state, host.settings.distribution_interface
     if state is None or not _has_engine(state):
         return None
     if name:
         own = [item.addresses for item in state.interfaces if item.name == name and item.up]
-        return Member(host, own[0][0]) if own and own[0] else None
+        return TransferMember(host, own[0][0]) if own and own[0] else None
     try:
         address = ipaddress.ip_address(host.address or host.name)
-        return None if address.is_loopback else Member(host, str(address))
+        return None if address.is_loopback else TransferMember(host, str(address))
     except ValueError:  # a name: it is clear which address that is if there is one only
         found = [
             text
@@ -216,7 +216,7 @@ def _member(host: Host) -> Member | None:
             for text in item.addresses
             if ":" not in text and not ipaddress.ip_address(text).is_loopback
         ]
-        return Member(host, found[0]) if len(found) == 1 else None
+        return TransferMember(host, found[0]) if len(found) == 1 else None
 
 
 def _has_engine(state: NodeState) -> bool:
@@ -282,7 +282,7 @@ def _offer(step: ImageStep | ModelStep) -> dict[str, Any]:
     return {"model": given}
 
 
-def estimate(amount: int, members: Sequence[Member], fetched: bool) -> tuple[float | None, str]:
+def estimate(amount: int, members: Sequence[TransferMember], fetched: bool) -> tuple[float | None, str]:
     """Return how long a transfer takes, and the rate that decides; nothing where no rate is known.
 
     fetched: it comes over the seed's way out first, while the others get it already.
@@ -304,11 +304,11 @@ def estimate(amount: int, members: Sequence[Member], fetched: bool) -> tuple[flo
 
 @dataclass(frozen=True)
 class HostTransfer:
-    """A host's part of a transfer. offers: it is the one from which the others get it."""
+    """A host's part of a transfer. seeds: it is the one from which the others get it."""
 
     name: str
     action: Action
-    offers: bool
+    seeds: bool
 
 
 def by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
