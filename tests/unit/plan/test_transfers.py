@@ -16,7 +16,7 @@ from tests.worlds.plan_world import COMMIT, DIGEST, GIB, IMAGE, REPO, deployment
 
 Json = dict[str, Any]
 FILES = {"config.json": 700, "model-1.safetensors": 5127868416}
-MODEL = model_name(REPO, COMMIT, {**FILES, "original/params.bin": 12 * GIB - FILES["model-1.safetensors"]})
+MODEL = model_name(REPO, COMMIT, {**FILES, "original/params.npz": 12 * GIB - FILES["model-1.safetensors"]})
 STORED = image_name(DIGEST)
 
 
