@@ -129,6 +129,7 @@ def test_no_source_is_unused() -> None:
     used = {source.partition("#")[0] for path in WITH_SOURCES for source in sources_in(read(path))}
     used.update(read(CATALOG / f"{name}.yml")["source"] for name in ("models", "licenses", "hubs"))
     used.update((reasons.VLLM_CLI, reasons.VLLM_ENV, reasons.VLLM_ROCM, reasons.HUB_ENV, reasons.ISOLATION))
+    used.update((reasons.VLLM_COMPILE, reasons.VLLM_STARTUP_PLAN, reasons.VLLM_LOADER))
     for path in BASELINES:
         used.update(setup["source"] for setup in read(path)["setups"].values())
     assert sorted(set(knowledge().sources) - used) == []
