@@ -72,8 +72,8 @@ class ConfigNumbers:
     def kv_heads(self) -> int:
         if self.flag("multi_query_attention"):
             return self.get("multi_query_group_num", default=self.heads)
-        if self.flag("multi_query") and not self.flag("new_decoder_architecture"):
-            return 1
+        if isinstance(self.config.get("multi_query"), bool) and not self.flag("new_decoder_architecture"):
+            return 1 if self.flag("multi_query") else self.heads
         return (
             self.get("num_key_value_heads", "n_head_kv", "num_kv_heads", "num_attention_groups") or self.heads
         )
