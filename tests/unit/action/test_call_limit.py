@@ -33,6 +33,7 @@ ELSEWHERE = {
     for name in (
         "fleet_plan", "fleet_status", "host_audit", "rollout_verdict", "canary_verdict", "balancer_verdict",
         "bench_report", "bench_compare", "bench_export", "bench_history", "accuracy_report", "burnin_report",
+        "quantize_source",
     )
 } | {
     f"ansible.builtin.{name}"
@@ -43,7 +44,7 @@ BY_PARAMETERS = {
     f"instinct.fleet.{name}"
     for name in (
         "vllm_server", "vllm_image", "vllm_bench", "vllm_accuracy", "lm_eval", "hf_model", "gpu_burnin",
-        "rocm_partition", "partition_boot",
+        "rocm_partition", "partition_boot", "model_quantize", "model_verify",
     )
 } | {"ansible.builtin.reboot"}  # fmt: skip
 
