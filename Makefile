@@ -79,7 +79,7 @@ lab-down: ## stop the lab's containers; images and weights stay
 	$(LAB) down
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test packages lint types unit coverage labs lab-test deep parsers engines shapes quantizers payload generate docs bench mutants nightly
+.PHONY: test packages transfers lint types unit coverage labs lab-test deep parsers engines shapes quantizers payload generate docs bench mutants nightly
 test: packages venv ## lint, types, unit tests, sanity, lab tests; what it leaves to make nightly is marked deep
 	@# The labs come up meanwhile. Lab tests wait more than they compute: unit tests take what time they leave.
 	@$(MAKE) labs & labs=$$!; \
@@ -120,7 +120,7 @@ labs: venv
 lab-test: venv-dev ## tests on the lab, two labs side by side (starts them)
 	$(LAB_PYTEST)
 
-deep: packages venv-dev ## the rest of the unit and lab tests
+deep: packages transfers venv-dev ## the rest of the unit and lab tests
 	$(BIN)/pytest tests/unit -q -n auto -m deep; unit=$$?; $(LAB_PYTEST) -m deep; exit $$((unit | $$?))
 
 # The lab's vLLM without the lab: its libraries serve the older releases, of which only the Python is fetched.
@@ -164,8 +164,12 @@ docs: venv-dev ## write docs/commands.md and docs/variables.md anew
 	$(BIN)/python -m tests.commands_table > docs/commands.md
 	$(BIN)/python -m tests.variables_table > docs/variables.md
 
-bench: venv-dev ## what a run costs, as a ratio to ansible -m ping
-	$(BIN)/python -m tests.bench
+bench: venv-dev transfers ## what a run costs, as a ratio to ansible -m ping; what a transfer to many hosts takes
+	$(BIN)/python -m tests.bench; runs=$$?; $(BIN)/python -m tests.fanout.bench; exit $$((runs | $$?))
+
+transfers: ## what transfers between hosts need on a machine that measures or tests them
+	@/usr/bin/python3 -c "import libtorrent" 2> /dev/null || { export DEBIAN_FRONTEND=noninteractive; \
+	    apt-get -qq update && apt-get -qq -y --no-install-recommends install python3-libtorrent iproute2; }
 
 # The modules whose decisions cost most when they are wrong. Each day has another sample.
 MODULES := measurement.shift canary.verdict common.redact desired.lockfile endpoint.converge endpoint.plan \

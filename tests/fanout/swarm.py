@@ -21,8 +21,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest impo
     manifest_of,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_job import (
-    Member,
     SwarmJob,
+    SwarmMember,
     write_job,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_state import SwarmState, read_state
@@ -98,7 +98,9 @@ class Fleet:
         Thus the start of dozens of programs on one machine is not part of what is measured.
         """
         nodes, seeds, key = list(nodes), set(seeds), secrets.token_hex(32)
-        members = tuple(Member(f"n{node}", self.net.address(node), PORT, node in seeds) for node in nodes)
+        members = tuple(
+            SwarmMember(f"n{node}", self.net.address(node), PORT, node in seeds) for node in nodes
+        )
         waiting = [node for node in nodes if node not in seeds]
         for node in waiting:
             self._start(node, members, key)
@@ -111,7 +113,7 @@ class Fleet:
             self._start(node, members, key)
         return time.monotonic()
 
-    def _start(self, node: int, members: tuple[Member, ...], key: str) -> None:
+    def _start(self, node: int, members: tuple[SwarmMember, ...], key: str) -> None:
         serve = (
             tuple(self.manifest.blobs) if members[[m.name for m in members].index(f"n{node}")].serves else ()
         )

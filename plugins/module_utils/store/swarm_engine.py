@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .swarm_job import Member, SwarmJob
-from .swarm_pieces import Layout, bencode, torrent
+from .swarm_job import SwarmJob, SwarmMember
+from .swarm_pieces import PieceLayout, bencode, torrent
 
 PACKAGE = "python3-libtorrent"
 FORCED, HANDSHAKE = 0, 1  # encryption is required; after the handshake, content is sent as it is
@@ -83,11 +83,11 @@ class Peer:
     wrong: int  # pieces that came from there with wrong content
 
 
-class Engine:
+class SwarmEngine:
     """The torrent of a run."""
 
     def __init__(
-        self, job: SwarmJob, cut: Layout, hashes: Mapping[str, bytes], places: Mapping[str, str]
+        self, job: SwarmJob, cut: PieceLayout, hashes: Mapping[str, bytes], places: Mapping[str, str]
     ) -> None:
         """`places` has the path of each blob's file."""
         self.lt: Any = importlib.import_module("libtorrent")
@@ -101,7 +101,7 @@ class Engine:
         self.handle: Any = None
         self.banned: set[str] = set()
 
-    def admit(self, members: Iterable[Member]) -> None:
+    def admit(self, members: Iterable[SwarmMember]) -> None:
         """Have connections with these members only; others are closed."""
         found = self.lt.ip_filter()
         found.add_rule("0.0.0.0", "255.255.255.255", 1)
@@ -128,7 +128,7 @@ class Engine:
         wanted.storage_mode = self.lt.storage_mode_t.storage_mode_sparse
         self.handle = self.session.add_torrent(wanted)
 
-    def connect(self, members: Iterable[Member]) -> None:
+    def connect(self, members: Iterable[SwarmMember]) -> None:
         """Connect to members; those that are connected stay so."""
         for member in members:
             self.handle.connect_peer((member.address, member.port))

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .swarm_job import Member
+from .swarm_job import SwarmMember
 
 SECONDS = 10.0
 LARGEST_ANSWER = 256 * 2**20
@@ -90,7 +90,7 @@ class Known:
 class HashServer:
     """Answers members' questions, from a thread, until it is closed."""
 
-    def __init__(self, me: Member, others: tuple[Member, ...], key: str, known: Known) -> None:
+    def __init__(self, me: SwarmMember, others: tuple[SwarmMember, ...], key: str, known: Known) -> None:
         allowed = {member.address for member in others}
 
         class Handler(socketserver.BaseRequestHandler):
@@ -122,7 +122,7 @@ class HashServer:
 
 
 def ask(
-    me: Member, other: Member, key: str, wanted: list[str], seconds: float = SECONDS
+    me: SwarmMember, other: SwarmMember, key: str, wanted: list[str], seconds: float = SECONDS
 ) -> dict[str, Any] | None:
     """Return another member's answer; None if it does not answer, or does not know the key."""
     body = json.dumps({"nonce": (nonce := secrets.token_hex(16)), "wanted": wanted})

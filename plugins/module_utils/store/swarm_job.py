@@ -19,7 +19,7 @@ KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Member:
+class SwarmMember:
     """A node of the swarm: its name for messages, and where it listens during a run.
 
     Peers connect to `port`, and ask for hashes of pieces at the one above it.
@@ -48,7 +48,7 @@ class SwarmJob:
     manifest: Manifest
     root: str
     own: str
-    members: tuple[Member, ...]
+    members: tuple[SwarmMember, ...]
     serve: tuple[str, ...]
     key: str
     limit: int = 0
@@ -57,12 +57,12 @@ class SwarmJob:
     deadline: float = 86400.0
 
     @property
-    def me(self) -> Member:
+    def me(self) -> SwarmMember:
         """Return this member."""
         return next(member for member in self.members if member.name == self.own)
 
     @property
-    def others(self) -> tuple[Member, ...]:
+    def others(self) -> tuple[SwarmMember, ...]:
         """Return the other members, in the order of all."""
         return tuple(member for member in self.members if member.name != self.own)
 
@@ -79,7 +79,7 @@ def run_directory(manifest_id: str) -> str:
 def parse_job(data: Mapping[str, Any]) -> SwarmJob:
     """Return a job as text() wrote it, or as a module's parameters give it. Raise NodeError if it is malformed."""
     members = tuple(
-        Member(str(item["name"]), str(item["address"]), int(item["port"]), bool(item.get("serves")))
+        SwarmMember(str(item["name"]), str(item["address"]), int(item["port"]), bool(item.get("serves")))
         for item in data["members"]
     )
     job = SwarmJob(

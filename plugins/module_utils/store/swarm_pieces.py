@@ -22,7 +22,7 @@ Bencoded = Union[int, str, bytes, list["Bencoded"], dict[str, "Bencoded"]]
 
 
 @dataclass(frozen=True)
-class Slot:
+class PieceSlot:
     """A blob's place in the torrent: its file's number there (padding files count), and its pieces."""
 
     sha256: str
@@ -38,11 +38,11 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PieceLayout:
     """The pieces of a manifest: equal on all nodes."""
 
     piece_size: int
-    slots: tuple[Slot, ...]
+    slots: tuple[PieceSlot, ...]
     files: tuple[tuple[str, int], ...]  # of the torrent: (SHA-256, size); no SHA-256 for padding
 
     @property
@@ -58,27 +58,27 @@ class Layout:
         """Return the number of the piece that only sources have."""
         return self.slots[-1].first + self.slots[-1].count if self.slots else 0
 
-    def slot(self, sha256: str) -> Slot:
+    def slot(self, sha256: str) -> PieceSlot:
         """Return a blob's place."""
         return next(slot for slot in self.slots if slot.sha256 == sha256)
 
 
-def layout(manifest: Manifest) -> Layout:
+def layout(manifest: Manifest) -> PieceLayout:
     """Return how a manifest is cut. Empty blobs are left out: they have no pieces."""
     blobs = sorted((sha256, size) for sha256, size in manifest.blobs.items() if size)
     piece, first = piece_size(sum(size for _, size in blobs)), 0
-    slots: list[Slot] = []
+    slots: list[PieceSlot] = []
     files: list[tuple[str, int]] = []
     for sha256, size in blobs:
         count = -(-size // piece)
-        slots.append(Slot(sha256, size, len(files), first, count))
+        slots.append(PieceSlot(sha256, size, len(files), first, count))
         files.append((sha256, size))
         gap = count * piece - size
         if gap:
             files.append(("", gap))
         first += count
     files += [(_MARK, piece), (_NOBODYS, 1)]
-    return Layout(piece, tuple(slots), tuple(files))
+    return PieceLayout(piece, tuple(slots), tuple(files))
 
 
 def piece_size(total: int) -> int:
@@ -89,7 +89,7 @@ def piece_size(total: int) -> int:
     return size
 
 
-def torrent(cut: Layout, hashes: Mapping[str, bytes], name: str, key: str) -> dict[str, Bencoded]:
+def torrent(cut: PieceLayout, hashes: Mapping[str, bytes], name: str, key: str) -> dict[str, Bencoded]:
     """Return the description of the torrent; `hashes` has the SHA-1 of each blob's pieces, one after the other.
 
     The key makes its hash unguessable, which members prove to each other that they know.
@@ -124,7 +124,7 @@ def bencode(value: Bencoded) -> bytes:
     return b"d" + b"".join(bencode(name) + bencode(value[name]) for name in sorted(value)) + b"e"
 
 
-def resume_record(cut: Layout, have: Iterable[bool]) -> dict[str, object]:
+def resume_record(cut: PieceLayout, have: Iterable[bool]) -> dict[str, object]:
     """Return what a member received, for the next run, which has other members and another key."""
     bits = list(have)
     return {
@@ -137,7 +137,7 @@ def resume_record(cut: Layout, have: Iterable[bool]) -> dict[str, object]:
     }
 
 
-def resumed(cut: Layout, record: object) -> dict[str, list[bool]]:
+def resumed(cut: PieceLayout, record: object) -> dict[str, list[bool]]:
     """Return which pieces of each blob an earlier run received; nothing of a record that does not fit."""
     if not isinstance(record, Mapping) or record.get("piece_size") != cut.piece_size:
         return {}

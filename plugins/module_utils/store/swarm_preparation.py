@@ -12,7 +12,7 @@ from typing import Any
 from .blobs import Store
 from .swarm_hashes import Checked, Known, ask, hash_blob
 from .swarm_job import SwarmJob
-from .swarm_pieces import Layout
+from .swarm_pieces import PieceLayout
 from .swarm_state import SwarmState
 
 TICK = 0.25
@@ -27,7 +27,9 @@ class Ended(Exception):
 class Preparation:
     """What a member does before its exchange; afterwards, `wanted` and `served` have the blobs' SHA-256."""
 
-    def __init__(self, job: SwarmJob, cut: Layout, state: SwarmState, pause: Callable[[float], None]) -> None:
+    def __init__(
+        self, job: SwarmJob, cut: PieceLayout, state: SwarmState, pause: Callable[[float], None]
+    ) -> None:
         self.job, self.cut, self.state, self.pause = job, cut, state, pause
         self.store, self.known = Store(job.root), Known(busy=bool(job.serve))
         self.wanted: list[str] = []

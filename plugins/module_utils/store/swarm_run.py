@@ -12,12 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..common.files import read_text, write_atomic
 from .blobs import THREADS, Store, WrongContent
-from .swarm_engine import Engine, Peer
+from .swarm_engine import Peer, SwarmEngine
 from .swarm_hashes import HashServer, ask
-from .swarm_job import Member, SwarmJob
+from .swarm_job import SwarmJob, SwarmMember
 from .swarm_pieces import layout, resume_record, resumed
 from .swarm_preparation import TICK, Ended, Preparation
-from .swarm_share import Share
+from .swarm_share import OWN, ReceiverShare
 from .swarm_state import SwarmState, slow_members, write_state
 
 _SAVE_SECONDS = 10.0
@@ -84,7 +84,7 @@ class SwarmRun:
 
     # ---- the exchange ------------------------------------------------------------------------------------
 
-    def _start(self) -> Engine:
+    def _start(self) -> SwarmEngine:
         incoming = self.store.incoming(self.job.manifest.id)
         wanted = set(self.prepared.wanted)
         places = {
@@ -100,25 +100,28 @@ class SwarmRun:
         for slot in self.cut.slots:
             served = self.state.files.get(slot.sha256) == "served"
             bits = [True] * slot.count if served else earlier.get(slot.sha256, [])
-            if bits and (served or (slot.sha256 in wanted and os.path.exists(places[slot.sha256]))):
+            if bits and (served or (slot.sha256 in wanted and _untaken(places[slot.sha256]))):
                 have[slot.first : slot.first + slot.count] = bits
         receivers = [member.name for member in self.job.members if not member.serves]
         index = receivers.index(self.job.own) if self.job.own in receivers else -1
-        engine = Engine(self.job, self.cut, self.known.hashes, places)
+        for sha256 in wanted:
+            if os.path.exists(places[sha256]) and not _untaken(places[sha256]):
+                os.unlink(places[sha256])
+        engine = SwarmEngine(self.job, self.cut, self.known.hashes, places)
         pieces = [
             piece
             for sha256 in self.prepared.wanted
             for piece in self.cut.slot(sha256).pieces
             if not have[piece]
         ]
-        self.share = Share(pieces, max(0, index), len(receivers) if index >= 0 else 1)
+        self.share = ReceiverShare(pieces, max(0, index), len(receivers) if index >= 0 else 1)
         engine.start(have, self.share.priorities(self.cut.count))
         self.state.bytes = sum(self.job.manifest.blobs[sha256] for sha256 in self.prepared.wanted)
         self.state.files.update(dict.fromkeys(self.prepared.wanted, "receiving"))
         self.state.phase = "running"
         return engine
 
-    def _exchange(self, engine: Engine) -> None:
+    def _exchange(self, engine: SwarmEngine) -> None:
         started = time.monotonic()
         moved, before, connected, saved = started, -1, 0.0, started
         checks: dict[str, Future[None]] = {}
@@ -162,7 +165,7 @@ class SwarmRun:
                 self._save(engine)
             self._pause()
 
-    def _choose(self, engine: Engine, now: float, idle: float) -> None:
+    def _choose(self, engine: SwarmEngine, now: float, idle: float) -> None:
         """Ask for pieces; leave the sources, or return to them."""
         if self.prepared.served:
             return
@@ -176,7 +179,7 @@ class SwarmRun:
     def _is_complete(self) -> bool:
         return self.received >= set(self.prepared.wanted)
 
-    def _look_around(self, engine: Engine, now: float) -> None:
+    def _look_around(self, engine: SwarmEngine, now: float) -> None:
         peers = self.peers = {self.names.get(peer.address, peer.address): peer for peer in engine.peers()}
         self.last.update(dict.fromkeys(peers, now))
         done = self.done = {*self.done, *(name for name, peer in peers.items() if peer.complete)}
@@ -205,7 +208,7 @@ class SwarmRun:
                     self.asked.add(member.name)
                     self.inquiries.submit(self._inquire, member)
 
-    def _inquire(self, member: Member) -> None:
+    def _inquire(self, member: SwarmMember) -> None:
         """Ask a member how far it is: those that have left this source, and what they have, are not seen otherwise."""
         answer = ask(self.job.me, member, self.job.key, [])
         if answer is not None:
@@ -224,7 +227,7 @@ class SwarmRun:
                     self.state.slow = sorted(str(name) for name in answer.get("slow") or ())
                     return
 
-    def _take_complete(self, engine: Engine, checks: dict[str, Future[None]]) -> None:
+    def _take_complete(self, engine: SwarmEngine, checks: dict[str, Future[None]]) -> None:
         """Give complete blobs their names in the store, each checked as a whole by its SHA-256."""
         have = engine.have()
         if self.pieces:
@@ -241,6 +244,8 @@ class SwarmRun:
                     checks.pop(sha256).result()
                 except WrongContent:  # an earlier run's bytes that did not reach the disk
                     engine.again()
+                    self.share = ReceiverShare(self.pieces, 0, 1)
+                    engine.ask_for(dict.fromkeys(self.pieces, OWN))
                     continue
                 self.received.add(sha256)
                 self.state.files[sha256] = "received"
@@ -252,7 +257,7 @@ class SwarmRun:
     def _resume_path(self) -> str:
         return os.path.join(self.store.incoming(self.job.manifest.id), "pieces.json")
 
-    def _save(self, engine: Engine) -> None:
+    def _save(self, engine: SwarmEngine) -> None:
         with contextlib.suppress(OSError):
             write_atomic(self._resume_path, json.dumps(resume_record(self.cut, engine.have())), 0o600)
 
@@ -270,3 +275,11 @@ class SwarmRun:
         self.state.finished = self._is_complete()
         self.written = time.monotonic()
         write_state(self.directory, self.state)
+
+
+def _untaken(path: str) -> bool:
+    """Return whether a file was begun and is not a blob's, which would have a second name."""
+    try:
+        return os.stat(path).st_nlink == 1
+    except FileNotFoundError:
+        return False

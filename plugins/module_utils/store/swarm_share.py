@@ -54,7 +54,7 @@ class Appearance:
         return self.total - before < _SLOW * mean * window
 
 
-class Share:
+class ReceiverShare:
     """The share of one receiver."""
 
     def __init__(self, wanted: Iterable[int], index: int, receivers: int) -> None:

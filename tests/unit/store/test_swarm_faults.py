@@ -109,6 +109,7 @@ def test_a_receiver_killed_at_half_stops_nobody_and_goes_on_in_the_next_run(
 
 def test_a_link_cut_for_a_minute(fleet: Fleet, undisturbed: float) -> None:
     cut: list[float] = []
+    fleet.changes["linger"] = 120.0
 
     def mend() -> None:
         if cut and time.monotonic() - cut[0] > 60:

@@ -23,8 +23,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_hashes 
     hash_blob,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_job import (
-    Member,
     SwarmJob,
+    SwarmMember,
     parse_job,
     read_job,
     write_job,
@@ -43,7 +43,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_share i
     CLOSED,
     OTHER,
     OWN,
-    Share,
+    ReceiverShare,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_state import (
     SwarmState,
@@ -120,7 +120,7 @@ def test_what_was_received_is_found_again_unless_the_pieces_differ() -> None:
 
 
 def test_each_piece_is_in_one_share() -> None:
-    shares = [Share(range(100), index, 7) for index in range(7)]
+    shares = [ReceiverShare(range(100), index, 7) for index in range(7)]
     assert sorted(piece for share in shares for piece in share.asked) == list(range(100))
     assert all(
         share.priorities(101)[piece] == (OWN if piece in share.asked else CLOSED)
@@ -130,7 +130,7 @@ def test_each_piece_is_in_one_share() -> None:
 
 
 def test_another_share_is_asked_for_once_another_receiver_has_it_and_then_the_sources_are_left() -> None:
-    share = Share(range(6), 0, 3)
+    share = ReceiverShare(range(6), 0, 3)
     have, copies = [False] * 6, [0] * 6
     assert share.turn(have, copies, 0.0).changes == {}
     copies[1] = 1
@@ -141,7 +141,7 @@ def test_another_share_is_asked_for_once_another_receiver_has_it_and_then_the_so
 
 
 def test_the_source_is_asked_where_a_holder_is_gone() -> None:
-    share = Share(range(2), 0, 2)
+    share = ReceiverShare(range(2), 0, 2)
     share.turn([True, False], [0, 1], 0.0)
     assert share.turn([True, False], [0, 0], 1.0).sources
 
@@ -149,7 +149,7 @@ def test_the_source_is_asked_where_a_holder_is_gone() -> None:
 def test_the_share_of_a_dead_receiver_is_dealt_out_each_piece_once_in_a_round() -> None:
     receivers, pieces = 4, range(400)
     dead = {piece for piece in pieces if piece % receivers == 3}
-    shares = [Share(pieces, index, receivers) for index in range(3)]
+    shares = [ReceiverShare(pieces, index, receivers) for index in range(3)]
     have, copies = [piece not in dead for piece in pieces], [int(piece not in dead) for piece in pieces]
     for second in range(4):  # the others' pieces appear
         part = [int(copies[piece] and piece < 100 * (second + 1)) for piece in pieces]
@@ -174,7 +174,7 @@ def test_the_share_of_a_dead_receiver_is_dealt_out_each_piece_once_in_a_round() 
 
 
 def test_nothing_is_dealt_out_while_pieces_appear_as_fast_as_before() -> None:
-    share = Share(range(200), 0, 2)
+    share = ReceiverShare(range(200), 0, 2)
     have, copies = [False] * 200, [0] * 200
     for second in range(40):
         for piece in range(5 * second, 5 * second + 5):
@@ -203,7 +203,7 @@ def free_port() -> int:
 
 def test_members_who_know_the_key_get_hashes_and_others_nothing() -> None:
     port = free_port()
-    source, other = Member("a", "127.0.0.1", port, True), Member("b", "127.0.0.1", port + 2)
+    source, other = SwarmMember("a", "127.0.0.1", port, True), SwarmMember("b", "127.0.0.1", port + 2)
     known = Known({"x": b"1" * 20}, busy=True)
     server = HashServer(source, (other,), KEY, known)
     try:
@@ -226,7 +226,7 @@ def test_members_who_know_the_key_get_hashes_and_others_nothing() -> None:
 
 
 def job(**changes: object) -> SwarmJob:
-    members = (Member("a", "10.0.0.1", 8620, True), Member("b", "10.0.0.2", 8620))
+    members = (SwarmMember("a", "10.0.0.1", 8620, True), SwarmMember("b", "10.0.0.2", 8620))
     return parse_job(
         {
             "manifest": made(1).to_json(),
