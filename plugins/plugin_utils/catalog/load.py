@@ -22,7 +22,7 @@ from .flags import FlagTable, flag_table
 from .forks import Fork, Forks, parse_forks, renamed_settings
 from .gpus import GpuCatalog, parse_gpus
 from .licenses import LicenseBook
-from .quantization import Quantization, quantization
+from .quantization import QuantizationTable, quantization
 from .recipes import Recipe, parse_recipe
 from .replacements import Replacements, parse_replacements
 from .settings import SettingsBook
@@ -77,7 +77,7 @@ class Knowledge:
         self._flags: dict[str, FlagTable] = {}
         self._env: dict[str, EnvTable] = {}
         self._checks: dict[str, tuple[Check, ...]] = {}
-        self._quantization: dict[int, Quantization] = {}
+        self._quantization: dict[int, QuantizationTable] = {}
 
     @functools.cached_property
     def line(self) -> Timeline:
@@ -152,7 +152,7 @@ class Knowledge:
             self._checks[version] = engine_checks(self._json("vllm/checks.json"), self.flags(version))
         return self._checks[version]
 
-    def quantization(self, release: Release) -> Quantization:
+    def quantization(self, release: Release) -> QuantizationTable:
         """Return the quantization methods of a release, and which of them run which checkpoints."""
         if release.index not in self._quantization:
             data = (self._json("vllm/quantization.json"), self._json("vllm/checkpoints.json"))

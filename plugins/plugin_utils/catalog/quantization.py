@@ -32,7 +32,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Quantization:
+class QuantizationTable:
     """The methods of a release, and for checkpoints that not only their own method runs, which do.
 
     runs: kind of checkpoint → {--quantization: method that runs it}; "" where there is none, "*" for any.
@@ -61,13 +61,13 @@ class Quantization:
 
 def quantization(
     methods: Mapping[str, Any], checkpoints: Mapping[str, Any], line: Timeline, index: int
-) -> Quantization:
+) -> QuantizationTable:
     """Return what one release says, of the two files."""
 
     def at(data: Mapping[str, Any], entry: Mapping[str, Any], key: str) -> Any:
         return line.value(entry.get(key, ()), index, data["defaults"][key])
 
-    return Quantization(
+    return QuantizationTable(
         {
             name: Method(
                 at(methods, entry, "rocm"),

@@ -13,7 +13,7 @@ from typing import Any
 from ...module_utils.common.errors import Path, Problem, suggest
 from ..catalog.images import ImageFacts
 from ..catalog.load import Knowledge
-from ..catalog.quantization import UNKNOWN, Quantization, method_of, quantized
+from ..catalog.quantization import UNKNOWN, QuantizationTable, method_of, quantized
 from ..desired.deployment import Deployment
 from .companion_models import mapping
 from .tune import OTHER_PLATFORMS, TunedSettings
@@ -73,7 +73,9 @@ def _overridden(tuned: TunedSettings) -> bool:
     return bool(tuned.args.get("--hf-overrides"))
 
 
-def _method(tuned: TunedSettings, facts: Quantization, config: Mapping[str, Any] | None, rocm: bool) -> Found:
+def _method(
+    tuned: TunedSettings, facts: QuantizationTable, config: Mapping[str, Any] | None, rocm: bool
+) -> Found:
     """Yield why the method of --quantization is refused: unknown, not on ROCm, or deprecated."""
     name = _wanted(tuned)
     if not name:
@@ -85,7 +87,7 @@ def _method(tuned: TunedSettings, facts: Quantization, config: Mapping[str, Any]
     yield from _usable(tuned, facts, name, running, rocm)
 
 
-def _usable(tuned: TunedSettings, facts: Quantization, name: str, running: str, rocm: bool) -> Found:
+def _usable(tuned: TunedSettings, facts: QuantizationTable, name: str, running: str, rocm: bool) -> Found:
     """Yield why a method is not usable in this release; running: the one that does its work."""
     note = tuned.table.replacements.choice("--quantization", name)
     usable = [item for item, method in facts.methods.items() if method.rocm and not method.deprecated]
@@ -100,7 +102,7 @@ def _usable(tuned: TunedSettings, facts: Quantization, name: str, running: str, 
         yield "quantization", f"the quantization method {running} is deprecated.", more
 
 
-def _checkpoint(tuned: TunedSettings, facts: Quantization, config: Mapping[str, Any]) -> Found:
+def _checkpoint(tuned: TunedSettings, facts: QuantizationTable, config: Mapping[str, Any]) -> Found:
     """Yield why no method runs a quantized checkpoint, or not in the way that the operator wants."""
     held = quantized(config)
     if held is None or method_of(held) in ("", UNKNOWN):
@@ -126,7 +128,7 @@ def _checkpoint(tuned: TunedSettings, facts: Quantization, config: Mapping[str, 
 
 def _unquantized(
     tuned: TunedSettings,
-    facts: Quantization,
+    facts: QuantizationTable,
     config: Mapping[str, Any],
     files: Sequence[tuple[str, int]] | None,
 ) -> Found:
@@ -144,7 +146,7 @@ def _unquantized(
     yield "quantization", what, f"{fix} {_or(online)} quantizes while it loads." if online else fix
 
 
-def _draft(tuned: TunedSettings, facts: Quantization, rocm: bool) -> Found:
+def _draft(tuned: TunedSettings, facts: QuantizationTable, rocm: bool) -> Found:
     """Yield why the quantization of a draft is refused."""
     given = mapping(tuned.args.get("--speculative-config"))
     name, method = str(given.get("quantization") or "").lower(), given.get("method")
@@ -156,7 +158,7 @@ def _draft(tuned: TunedSettings, facts: Quantization, rocm: bool) -> Found:
 
 def _dtype(
     tuned: TunedSettings,
-    facts: Quantization,
+    facts: QuantizationTable,
     config: Mapping[str, Any],
     knowledge: Knowledge,
     rocm: bool,

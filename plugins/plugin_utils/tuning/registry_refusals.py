@@ -93,9 +93,9 @@ def _draft(
         what = "speculative_config: method suffix needs the package arctic-inference, which this image lacks."
         yield key, what, "Use method ngram, or an image of your own with that package."
     method, known = given.get("quantization"), knowledge.quantization(tuned.release)
-    if isinstance(method, str) and known and method.lower() not in known and given.get("model"):
+    if isinstance(method, str) and known and method.lower() not in known.methods and given.get("model"):
         what = f"speculative_config: vLLM {version} has no quantization method {method}."
-        yield key, what, suggest(method, known)
+        yield key, what, suggest(method, known.methods)
     longest = _number(given, "max_model_len")
     if longest and max_model_len and longest > max_model_len and given.get("model"):
         what = f"speculative_config: max_model_len is {longest}, and that of the model {max_model_len}; vLLM stops."
