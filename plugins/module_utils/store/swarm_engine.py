@@ -14,7 +14,6 @@ from typing import Any
 from .swarm_job import SwarmJob, SwarmMember
 from .swarm_pieces import PieceLayout, bencode, torrent
 
-PACKAGE = "python3-libtorrent"
 FORCED, HANDSHAKE = 0, 1  # encryption is required; after the handshake, content is sent as it is
 _ALERTS = 0x1 | 0x8 | 0x40  # errors, storage, status
 _QUIET = (
