@@ -21,6 +21,7 @@ from typing import Any
 from .swarm_job import SwarmMember
 
 SECONDS = 10.0
+_CONNECT_SECONDS = 3.0
 LARGEST_ANSWER = 256 * 2**20
 _PART = 2**20
 
@@ -107,7 +108,7 @@ class HashServer:
         class Server(socketserver.ThreadingTCPServer):
             allow_reuse_address = True
             daemon_threads = True
-            address_family = _family(me.address)
+            address_family = family(me.address)
 
             def handle_error(self, *_: object) -> None:
                 """Leave out a connection that broke: who asked asks again."""
@@ -127,7 +128,8 @@ def ask(
     """Return another member's answer; None if it does not answer, or does not know the key."""
     body = json.dumps({"nonce": (nonce := secrets.token_hex(16)), "wanted": wanted})
     try:
-        with socket.create_connection((other.address, other.port + 1), seconds, (me.address, 0)) as link:
+        patience = min(seconds, _CONNECT_SECONDS)
+        with socket.create_connection((other.address, other.port + 1), patience, (me.address, 0)) as link:
             link.settimeout(seconds)
             _send(link, {"body": body, "mac": _mac(key, "ask", body)})
             answer = _receive(link, LARGEST_ANSWER)
@@ -169,5 +171,6 @@ def _exactly(link: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _family(address: str) -> socket.AddressFamily:
+def family(address: str) -> socket.AddressFamily:
+    """Return the family of an IP address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
