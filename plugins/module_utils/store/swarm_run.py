@@ -24,7 +24,7 @@ _CONNECT_SECONDS = 2.0
 _ABSENT_SECONDS = 30.0  # not connected for so long: dead
 _INQUIRE_SECONDS = 3.0
 _BRIEFLY = 2.0
-_LAST_WORDS = 2.0  # after all are complete, so that the last ones learn it too
+_LAST_WORDS = 5.0  # after all are complete, so that the last ones learn it too
 
 
 class SwarmRun:
@@ -33,6 +33,7 @@ class SwarmRun:
     def __init__(self, job: SwarmJob, directory: str) -> None:
         self.job, self.store, self.directory = job, Store(job.root), directory
         self.cut = layout(job.manifest)
+        self.started = False  # only then it is known what is wanted
         self.left = False  # the sources
         self.done: set[str] = set()
         self.asked: set[str] = set()
@@ -89,8 +90,9 @@ class SwarmRun:
             socket.create_server((me.address, me.port), family=family(me.address)).close()
             return HashServer(me, self.job.others, self.job.key, self.known)
         except OSError as error:
+            why = os.strerror(error.errno or 0)
             raise Ended(
-                f"It cannot listen at {me.address} ports {me.port} and {me.port + 1}: {error.strerror}. Set "
+                f"It cannot listen at {me.address} ports {me.port} and {me.port + 1}: {why}. Set "
                 "distribution_port or distribution_interface so that they are free and this host's, and run again."
             ) from error
 
@@ -125,7 +127,7 @@ class SwarmRun:
         engine.start(have, self.share.priorities(self.cut.count))
         self.state.bytes = sum(self.job.manifest.blobs[sha256] for sha256 in self.prepared.wanted)
         self.state.files.update(dict.fromkeys(self.prepared.wanted, "receiving"))
-        self.state.phase = "running"
+        self.state.phase, self.started = "running", True
         return engine
 
     def _exchange(self, engine: SwarmEngine) -> None:
@@ -155,8 +157,7 @@ class SwarmRun:
                     self._learn_who_is_slow()
                     self.state.phase, self.known.complete = "complete", True
                     self._write()
-                everybody = set(self.state.complete) >= {member.name for member in self.job.others}
-                alone_since = (alone_since or now) if everybody else None
+                alone_since = None if self._needed() else alone_since or now
                 late = now - moved >= self.job.linger or now - self.begun > self.job.deadline
                 if late or (alone_since and now - alone_since >= _LAST_WORDS):
                     return
@@ -182,7 +183,14 @@ class SwarmRun:
             self._look_around(engine, now)
 
     def _is_complete(self) -> bool:
-        return self.received >= set(self.prepared.wanted)
+        return self.started and self.received >= set(self.prepared.wanted)
+
+    def _needed(self) -> bool:
+        """Return whether another member may still lack something; a source does only if it is here to say so."""
+        return any(
+            member.name not in self.done and (not member.serves or member.name in self.peers)
+            for member in self.job.others
+        )
 
     def _look_around(self, engine: SwarmEngine, now: float) -> None:
         peers = self.peers = {self.names.get(peer.address, peer.address): peer for peer in engine.peers()}
@@ -203,19 +211,22 @@ class SwarmRun:
                 continue
             if member.serves or not self.prepared.served:
                 engine.connect([member])
-        if self.prepared.served and now - self.inquired >= max(_INQUIRE_SECONDS, len(self.job.members) / 10):
+        # Those that left this source are not seen otherwise, and sources do not show that they are complete.
+        serves, rest = bool(self.prepared.served), max(_INQUIRE_SECONDS, len(self.job.members) / 10)
+        if (serves or self.state.phase == "complete") and now - self.inquired >= rest:
             self.inquired = now
             for member in self.job.others:
-                if not member.serves and member.name not in done and member.name not in self.asked:
+                if (serves or member.serves) and not {member.name} & (done | self.asked):
                     self.asked.add(member.name)
                     self.inquiries.submit(self._inquire, member)
 
     def _inquire(self, member: SwarmMember) -> None:
-        """Ask a member how far it is: those that have left this source, and what they have, are not seen otherwise."""
+        """Ask a member how far it is."""
         answer = ask(self.job.me, member, self.job.key, [])
         if answer is not None:
             self.last[member.name] = time.monotonic()
-            self.progress[member.name] = float(answer.get("progress") or 0.0)
+            if not member.serves:
+                self.progress[member.name] = float(answer.get("progress") or 0.0)
             if answer.get("complete"):
                 self.done.add(member.name)
         self.asked.discard(member.name)
