@@ -57,7 +57,7 @@ def hash_blob(path: str, piece_size: int, stop: threading.Event) -> Checked:
 
 
 @dataclass
-class Known:
+class MemberAnswers:
     """What a member tells others: hashes of pieces, whether it still hashes, how far it is, and who is slow."""
 
     hashes: dict[str, bytes] = field(default_factory=dict)
@@ -91,7 +91,9 @@ class Known:
 class HashServer:
     """Answers members' questions, from a thread, until it is closed."""
 
-    def __init__(self, me: SwarmMember, others: tuple[SwarmMember, ...], key: str, known: Known) -> None:
+    def __init__(
+        self, me: SwarmMember, others: tuple[SwarmMember, ...], key: str, known: MemberAnswers
+    ) -> None:
         allowed = {member.address for member in others}
 
         class Handler(socketserver.BaseRequestHandler):

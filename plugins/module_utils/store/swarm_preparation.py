@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from .blobs import Store
-from .swarm_hashes import Checked, Known, ask, hash_blob
+from .swarm_hashes import Checked, MemberAnswers, ask, hash_blob
 from .swarm_job import SwarmJob
 from .swarm_pieces import PieceLayout, right_pieces
 from .swarm_state import SwarmState
@@ -39,7 +39,7 @@ class Preparation:
         self, job: SwarmJob, cut: PieceLayout, state: SwarmState, pause: Callable[[float], None]
     ) -> None:
         self.job, self.cut, self.state, self.pause = job, cut, state, pause
-        self.store, self.known = Store(job.root), Known(busy=bool(job.serve))
+        self.store, self.known = Store(job.root), MemberAnswers(busy=bool(job.serve))
         self.wanted: list[str] = []
         self.served: list[str] = []
         self.begun: dict[str, list[bool]] = {}

@@ -23,7 +23,7 @@ _FEW = 2  # pieces still to ask for of other receivers: fewer, and this one has 
 
 
 @dataclass(frozen=True)
-class Turn:
+class PieceRequest:
     """What to do now: priorities to change, by piece, and whether to be connected to the sources."""
 
     changes: Mapping[int, int]
@@ -76,7 +76,9 @@ class ReceiverShare:
         """
         return [*(OWN if piece in self.asked else CLOSED for piece in range(count - 1)), OTHER]
 
-    def turn(self, have: Sequence[bool], copies: Sequence[int], now: float, idle: float = 0.0) -> Turn:
+    def turn(
+        self, have: Sequence[bool], copies: Sequence[int], now: float, idle: float = 0.0
+    ) -> PieceRequest:
         """Return what to do; `copies` is how many other receivers have each piece, `idle` since when nothing came."""
         changes = {piece: OTHER for piece in self.closed if copies[piece] > 0 or have[piece]}
         self.closed = [piece for piece in self.closed if piece not in changes]
@@ -86,11 +88,11 @@ class ReceiverShare:
         open_here = sum(1 for piece in missing if piece not in closed)
         had, self.had = self.had, len(self.wanted) - len(missing)
         self.arrived.note(self.had - had, now)
-        waits = idle > _IDLE_SECONDS or self.arrived.stalls(now)
-        stuck = [piece for piece in missing if piece not in self.asked] if waits else self.closed
+        idles = idle > _IDLE_SECONDS or self.arrived.stalls(now)
+        stuck = [piece for piece in missing if piece not in self.asked] if idles else self.closed
         if (
             stuck
-            and (open_here <= _FEW or waits)
+            and (open_here <= _FEW or idles)
             and now - self.since >= ROUND_SECONDS
             and self.appeared.stalls(now)
         ):
@@ -107,4 +109,4 @@ class ReceiverShare:
             changes[len(have) - 1] = CLOSED
         # What another receiver had is asked for again where that one is gone.
         sources = any(piece in self.asked or copies[piece] <= 0 for piece in missing if piece not in closed)
-        return Turn(changes, sources or (idle > _IDLE_SECONDS and bool(missing)))
+        return PieceRequest(changes, sources or (idle > _IDLE_SECONDS and bool(missing)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import random
 import socket
@@ -19,10 +20,17 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
-from ansible_collections.instinct.fleet.plugins.module_utils.store import swarm_job, swarm_member
+from ansible_collections.instinct.fleet.plugins.module_utils.store import (
+    swarm_job,
+    swarm_member,
+    swarm_preparation,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of
-from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_hashes import HashServer, Known
+from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_hashes import (
+    HashServer,
+    MemberAnswers,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_job import (
     SwarmJob,
     SwarmMember,
@@ -73,7 +81,7 @@ def closed(address: str, *ports: int) -> None:
 
 
 @contextlib.contextmanager
-def source(job: SwarmJob, known: Known) -> Iterator[None]:
+def source(job: SwarmJob, known: MemberAnswers) -> Iterator[None]:
     """Answer as the source does."""
     server = HashServer(job.members[0], job.members[1:], KEY, known)
     try:
@@ -89,27 +97,30 @@ def test_a_source_that_does_not_answer_is_named(job: SwarmJob, tmp_path: Path, p
     closed(OTHER, port, port + 1)
 
 
-def test_hosts_that_swallow_packets_do_not_hold_up_the_end(job: SwarmJob, tmp_path: Path) -> None:
-    """Each takes the connection, and says nothing, like a host that hangs: the end is not the sum of all of them."""
+def test_hosts_that_hang_do_not_hold_up_the_end(
+    job: SwarmJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes the connection, and says nothing: the end is not the sum of all of them."""
+    monkeypatch.setattr(swarm_preparation, "ask", functools.partial(swarm_preparation.ask, seconds=1.0))
     with contextlib.ExitStack() as stack:
         members = [*job.members]
         for number in range(10):
             member = SwarmMember(f"h{number}", f"127.0.0.{80 + number}", job.me.port, True)
             stack.enter_context(socket.create_server((member.address, member.port + 1)))
             members.append(member)
-        state = ended(changed(job, members=tuple(members), deadline=3.0), tmp_path / "run", 20)
+        state = ended(changed(job, members=tuple(members), deadline=3.0), tmp_path / "run", 6)
     assert "It was not complete after 3 s" in state.error
 
 
 def test_a_source_without_the_right_content_is_believed_at_once(job: SwarmJob, tmp_path: Path) -> None:
-    with source(job, Known()):
+    with source(job, MemberAnswers()):
         state = ended(changed(job, stall=60.0), tmp_path / "run", 5)
     assert "1 blobs of m (w, …) are on no member with the right content" in state.error
     assert state.missing == list(MANIFEST.blobs)
 
 
 def test_a_source_that_still_hashes_is_waited_for_until_the_deadline(job: SwarmJob, tmp_path: Path) -> None:
-    with source(job, Known(busy=True)):
+    with source(job, MemberAnswers(busy=True)):
         begun = time.monotonic()
         state = ended(changed(job, stall=0.5, deadline=3.0), tmp_path / "run", 6)
     assert time.monotonic() - begun >= 3
@@ -135,8 +146,7 @@ def test_without_the_engine(
     job: SwarmJob, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "libtorrent", None)
-    pieces = sha256  # the hash of pieces is SHA-1; that of the only piece has 20 bytes
-    with source(job, Known({next(iter(MANIFEST.blobs)): pieces(DATA).digest()[:20]})):
+    with source(job, MemberAnswers({next(iter(MANIFEST.blobs)): bytes(20)})):  # of its only piece
         state = ended(job, tmp_path / "run", 5)
     assert "Install python3-libtorrent, or set fetch_from: origin" in state.error
     closed(OTHER, port, port + 1)

@@ -157,6 +157,25 @@ def test_what_a_killed_receiver_had_is_checked_before_it_goes_on(fleet: Fleet) -
     assert state.wrong == []
 
 
+def test_what_the_disk_changed_after_it_was_received_is_received_again(fleet: Fleet) -> None:
+    """The pieces were right when they came, and the whole is not."""
+
+    def spoil() -> None:
+        for path in fleet.root.glob("node1/incoming/*/*"):
+            if path.stat().st_nlink == 1:
+                with path.open("r+b") as stream:
+                    for offset in range(0, path.stat().st_size - 8, 100_000):
+                        stream.seek(offset)
+                        stream.write(b"\0\1\2\3")
+
+    fleet.start([0, 1])
+    fleet.wait([1], 200, at_half(fleet, 1, spoil))
+    fleet.check([1])
+    state = fleet.state(1)
+    assert state is not None
+    assert state.wrong == []
+
+
 def test_a_link_cut_for_a_minute(fleet: Fleet, undisturbed: float) -> None:
     cut: list[float] = []
     fleet.changes["linger"] = 120.0

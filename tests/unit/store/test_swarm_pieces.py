@@ -17,7 +17,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest impo
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_hashes import (
     HashServer,
-    Known,
+    MemberAnswers,
     ask,
     hash_blob,
 )
@@ -231,16 +231,16 @@ def free_port() -> int:
 def test_members_who_know_the_key_get_hashes_and_others_nothing() -> None:
     port = free_port()
     source, other = SwarmMember("a", "127.0.0.1", port, True), SwarmMember("b", "127.0.0.1", port + 2)
-    known = Known({"x": b"1" * 20}, busy=True)
+    known = MemberAnswers({"x": b"1" * 20}, busy=True)
     server = HashServer(source, (other,), KEY, known)
     try:
         answer = ask(other, source, KEY, ["x", "y"])
         assert answer is not None
-        taken = Known()
+        taken = MemberAnswers()
         taken.take(answer, {"x": 20})
         assert taken.hashes == {"x": b"1" * 20}
         assert (answer["busy"], answer["complete"]) == (True, False)
-        short = Known()
+        short = MemberAnswers()
         short.take(answer, {"x": 40})
         assert short.hashes == {}
         assert ask(other, source, "cd" * 32, ["x"]) is None
