@@ -94,6 +94,8 @@ def _inside(tuned: TunedSettings, since: str, until: str | None = None) -> bool:
 def _executor(tuned: TunedSettings) -> Found:
     backend, size = tuned.args.get(EXECUTOR), tuned.context.pp
     known = not isinstance(backend, str) or backend in EXECUTORS or "." in backend
+    if backend == "" and size == 1:  # as without one
+        known = True
     if not known and (size > 1 or _inside(tuned, EXECUTOR_SINCE)):
         yield EXECUTOR, f"{backend!r} is no executor", f"Use {' or '.join(EXECUTORS[:2])}, or leave it out."
     if tuned.args.get(SUPERVISED) is True and tuned.context.dp == 1:

@@ -42,7 +42,7 @@ def _inside(tuned: TunedSettings, since: str, until: str | None = None) -> bool:
 
 def _connector(tuned: TunedSettings, knowledge: Knowledge) -> Found:
     given, version = as_map(tuned.args.get("--kv-transfer-config")), tuned.release.requested
-    if given is None or tuned.args.get("--kv-offloading-size") is not None:  # which puts its own in place
+    if given is None or _offloads(tuned):
         return
     name, known = given.get("kv_connector"), knowledge.registered("kv_connector", tuned.release)
     if isinstance(name, str) and known and name not in known and not given.get("kv_connector_module_path"):
@@ -52,6 +52,13 @@ def _connector(tuned: TunedSettings, knowledge: Knowledge) -> Found:
     if name is None and hybrid is None and _inside(tuned, CONNECTOR_SINCE):
         what = f"kv_transfer_config names no kv_connector; vLLM {version} stops at its start."
         yield ("kv_transfer_config",), what, "Add kv_connector, or leave kv_transfer_config out."
+
+
+def _offloads(tuned: TunedSettings) -> bool:
+    """Return whether the cache is offloaded: vLLM puts a connector of its own in place then; vllm/config/vllm.py."""
+    backend = tuned.table.flags.get("--kv-offloading-backend")
+    chosen = tuned.args.get("--kv-offloading-backend", backend.default if backend else None)
+    return tuned.args.get("--kv-offloading-size") is not None and chosen is not None
 
 
 def _parsers(tuned: TunedSettings, knowledge: Knowledge) -> Found:
