@@ -151,7 +151,10 @@ def _require_engine() -> None:
 
 
 def _why(manifest: Manifest, state: SwarmState | None, log: str) -> str:
-    reason = state.error if state and state.error else f"the program ended: {_last_line(log)}"
+    if state is None and not os.path.exists(log):
+        reason = "its program was not started on this host; the step before this one says why."
+    else:
+        reason = state.error if state and state.error else f"the program ended: {_last_line(log)}"
     return f"{manifest.name} did not come whole from other nodes: {reason}"
 
 
