@@ -18,4 +18,6 @@ def main() -> int:
     """Run until all members are complete, or it is ended; then what came is noted for the next run."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     path = sys.argv[1]
-    return 0 if SwarmRun(read_job(path), os.path.dirname(path)).run().finished else 1
+    job = read_job(path)
+    os.unlink(path)  # the key of the run is nowhere on disk from now on
+    return 0 if SwarmRun(job, os.path.dirname(path)).run().finished else 1

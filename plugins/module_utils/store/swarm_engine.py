@@ -14,9 +14,9 @@ from typing import Any
 from .swarm_job import SwarmJob, SwarmMember
 from .swarm_pieces import PieceLayout, bencode, torrent
 
-PACKAGE = "python3-libtorrent"
 FORCED, HANDSHAKE = 0, 1  # encryption is required; after the handshake, content is sent as it is
-_ALERTS = 0x1 | 0x8 | 0x40  # errors, storage, status
+_ALERTS = 0x1 | 0x2 | 0x8 | 0x20 | 0x40  # errors, peers, storage, connections, status
+_BANNED = 91  # the engine's error of a connection to a peer whose content was wrong
 _QUIET = (
     "enable_dht",
     "enable_lsd",
@@ -80,7 +80,6 @@ class Peer:
 
     address: str
     complete: bool
-    wrong: int  # pieces that came from there with wrong content
 
 
 class SwarmEngine:
@@ -138,11 +137,7 @@ class SwarmEngine:
         seed = self.lt.peer_info.seed | self.lt.peer_info.upload_only
         hidden = self.lt.peer_info.connecting | self.lt.peer_info.handshake
         return [
-            Peer(
-                peer.ip[0],
-                bool(peer.flags & seed),
-                peer.num_hashfails,
-            )
+            Peer(peer.ip[0], bool(peer.flags & seed))
             for peer in self.handle.get_peer_info()
             if not peer.flags & hidden
         ]
@@ -175,6 +170,9 @@ class SwarmEngine:
             kind = type(alert).__name__
             if kind == "peer_ban_alert":
                 self.banned.add(alert.ip[0])
+            elif kind in ("peer_disconnected_alert", "peer_error_alert"):
+                if alert.error.value() == _BANNED:
+                    self.banned.add(alert.ip[0])
             elif kind in ("file_error_alert", "torrent_error_alert", "listen_failed_alert"):
                 found.append(alert.message())
         return found

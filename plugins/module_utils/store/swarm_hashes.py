@@ -21,6 +21,7 @@ from typing import Any
 from .swarm_job import SwarmMember
 
 SECONDS = 10.0
+_CONNECT_SECONDS = 3.0
 LARGEST_ANSWER = 256 * 2**20
 _PART = 2**20
 
@@ -56,7 +57,7 @@ def hash_blob(path: str, piece_size: int, stop: threading.Event) -> Checked:
 
 
 @dataclass
-class Known:
+class MemberAnswers:
     """What a member tells others: hashes of pieces, whether it still hashes, how far it is, and who is slow."""
 
     hashes: dict[str, bytes] = field(default_factory=dict)
@@ -90,7 +91,9 @@ class Known:
 class HashServer:
     """Answers members' questions, from a thread, until it is closed."""
 
-    def __init__(self, me: SwarmMember, others: tuple[SwarmMember, ...], key: str, known: Known) -> None:
+    def __init__(
+        self, me: SwarmMember, others: tuple[SwarmMember, ...], key: str, known: MemberAnswers
+    ) -> None:
         allowed = {member.address for member in others}
 
         class Handler(socketserver.BaseRequestHandler):
@@ -107,7 +110,7 @@ class HashServer:
         class Server(socketserver.ThreadingTCPServer):
             allow_reuse_address = True
             daemon_threads = True
-            address_family = _family(me.address)
+            address_family = family(me.address)
 
             def handle_error(self, *_: object) -> None:
                 """Leave out a connection that broke: who asked asks again."""
@@ -127,7 +130,8 @@ def ask(
     """Return another member's answer; None if it does not answer, or does not know the key."""
     body = json.dumps({"nonce": (nonce := secrets.token_hex(16)), "wanted": wanted})
     try:
-        with socket.create_connection((other.address, other.port + 1), seconds, (me.address, 0)) as link:
+        patience = min(seconds, _CONNECT_SECONDS)
+        with socket.create_connection((other.address, other.port + 1), patience, (me.address, 0)) as link:
             link.settimeout(seconds)
             _send(link, {"body": body, "mac": _mac(key, "ask", body)})
             answer = _receive(link, LARGEST_ANSWER)
@@ -169,5 +173,6 @@ def _exactly(link: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _family(address: str) -> socket.AddressFamily:
+def family(address: str) -> socket.AddressFamily:
+    """Return the family of an IP address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -61,11 +61,21 @@ def start(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
             cwd="/",
         )
     deadline = time.monotonic() + _START_SECONDS
-    while read_state(directory) is None and process.poll() is None and time.monotonic() < deadline:
+    while (state := read_state(directory)) is None and process.poll() is None:
+        if time.monotonic() > deadline:
+            process.kill()
+            break
         time.sleep(0.05)
-    if process.poll() is not None and read_state(directory) is None:
-        raise NodeError(f"The transfer of {job.manifest.name} did not start: {_last_line(log)}", changed=True)
+    if (state or read_state(directory)) is None:
+        raise _not_started(job, directory, _last_line(log))
+    if state is not None and state.phase == "ended" and state.error:
+        raise _not_started(job, directory, state.error)
     return _result(job.manifest, actions, sum(missing.values()))
+
+
+def _not_started(job: SwarmJob, directory: str, why: str) -> NodeError:
+    _forget_key(directory)
+    return NodeError(f"The transfer of {job.manifest.name} did not start: {why}", changed=True)
 
 
 def finish(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
@@ -141,7 +151,10 @@ def _require_engine() -> None:
 
 
 def _why(manifest: Manifest, state: SwarmState | None, log: str) -> str:
-    reason = state.error if state and state.error else f"the program ended: {_last_line(log)}"
+    if state is None and not os.path.exists(log):
+        reason = "its program was not started on this host; the step before this one says why."
+    else:
+        reason = state.error if state and state.error else f"the program ended: {_last_line(log)}"
     return f"{manifest.name} did not come whole from other nodes: {reason}"
 
 
@@ -179,7 +192,7 @@ def _stop(directory: str) -> None:
 
 
 def _forget_key(directory: str) -> None:
-    """Remove the file that has the key of the run; the program has read it."""
+    """Remove the file that has the key of the run, which a program that did not start left."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, "job.json"))
 

@@ -8,7 +8,7 @@ independently of each other. The gap up to the next piece is a padding file of z
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Union
 
@@ -124,27 +124,10 @@ def bencode(value: Bencoded) -> bytes:
     return b"d" + b"".join(bencode(name) + bencode(value[name]) for name in sorted(value)) + b"e"
 
 
-def resume_record(cut: PieceLayout, have: Iterable[bool]) -> dict[str, object]:
-    """Return what a member received, for the next run, which has other members and another key."""
-    bits = list(have)
-    return {
-        "piece_size": cut.piece_size,
-        "have": {
-            slot.sha256: "".join("01"[bits[piece]] for piece in slot.pieces)
-            for slot in cut.slots
-            if any(bits[slot.first : slot.first + slot.count])
-        },
-    }
-
-
-def resumed(cut: PieceLayout, record: object) -> dict[str, list[bool]]:
-    """Return which pieces of each blob an earlier run received; nothing of a record that does not fit."""
-    if not isinstance(record, Mapping) or record.get("piece_size") != cut.piece_size:
-        return {}
-    have = record.get("have")
-    counts = {slot.sha256: slot.count for slot in cut.slots}
-    return {
-        sha256: [bit == "1" for bit in bits]
-        for sha256, bits in (have.items() if isinstance(have, Mapping) else ())
-        if isinstance(bits, str) and len(bits) == counts.get(sha256)
-    }
+def right_pieces(slot: PieceSlot, piece_size: int, found: bytes, size: int, hashes: bytes) -> list[bool]:
+    """Return which pieces of a blob are right in a file of so many bytes; `found` has the hashes of its pieces."""
+    whole = slot.count if size == slot.size else size // piece_size
+    return [
+        number < whole and found[20 * number : 20 * number + 20] == hashes[20 * number : 20 * number + 20]
+        for number in range(slot.count)
+    ]

@@ -3,30 +3,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
+import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ..common.files import read_text, write_atomic
+from ..common.module_main import internal_error
 from .blobs import THREADS, Store, WrongContent
 from .swarm_engine import Peer, SwarmEngine
-from .swarm_hashes import HashServer, ask
+from .swarm_hashes import HashServer, ask, family
 from .swarm_job import SwarmJob, SwarmMember
-from .swarm_pieces import layout, resume_record, resumed
+from .swarm_pieces import layout
 from .swarm_preparation import TICK, Ended, Preparation
 from .swarm_share import OWN, ReceiverShare
 from .swarm_state import SwarmState, slow_members, write_state
 
-_SAVE_SECONDS = 10.0
 _STATE_SECONDS = 1.0
 _CONNECT_SECONDS = 2.0
 _ABSENT_SECONDS = 30.0  # not connected for so long: dead
 _INQUIRE_SECONDS = 3.0
 _BRIEFLY = 2.0
-_LAST_WORDS = 2.0  # after all are complete, so that the last ones learn it too
+_LAST_WORDS = 5.0  # after all are complete, so that the last ones learn it too
 
 
 class SwarmRun:
@@ -35,6 +33,7 @@ class SwarmRun:
     def __init__(self, job: SwarmJob, directory: str) -> None:
         self.job, self.store, self.directory = job, Store(job.root), directory
         self.cut = layout(job.manifest)
+        self.started = False  # only then it is known what is wanted
         self.left = False  # the sources
         self.done: set[str] = set()
         self.asked: set[str] = set()
@@ -48,6 +47,7 @@ class SwarmRun:
         self.begun, self.written = time.monotonic(), 0.0
         self.names = {member.address: member.name for member in job.members}
         self.received: set[str] = set()
+        self.again: set[str] = set()  # blobs that were wrong though their pieces were right
         self.pieces: list[int] = []  # of what is wanted
         self.last = dict.fromkeys((member.name for member in job.others), time.monotonic())
         self.pool, self.inquiries = ThreadPoolExecutor(THREADS), ThreadPoolExecutor(THREADS)
@@ -56,26 +56,45 @@ class SwarmRun:
 
     def run(self) -> SwarmState:
         """Take part until all members are complete; return the last state."""
-        engine = None
-        server = HashServer(self.job.me, self.job.others, self.job.key, self.known)
+        engine = server = None
         try:
+            server = self._listen()
             self._take_empty()
             self.prepared.run(self.pool, self.stop)
             engine = self._start()
             self._exchange(engine)
         except Ended as end:
             self.state.error = str(end)
+        except ImportError as error:
+            self.state.error = (
+                f"{error}. Install python3-libtorrent, or set fetch_from: origin for this host."
+            )
+        except Exception as error:
+            self.state.error = internal_error(error)
         finally:
             self.stop.set()
             if engine is not None:
-                self._save(engine)
                 engine.close()
-            server.close()
+            if server is not None:
+                server.close()
             self.pool.shutdown(wait=False)
             self.inquiries.shutdown(wait=False)
             self.state.phase = "ended"
             self._write()
         return self.state
+
+    def _listen(self) -> HashServer:
+        """Answer on the second port. Raise Ended if one of the two is not to be had: the engine would say it late."""
+        me = self.job.me
+        try:
+            socket.create_server((me.address, me.port), family=family(me.address)).close()
+            return HashServer(me, self.job.others, self.job.key, self.known)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            raise Ended(
+                f"It cannot listen at {me.address} ports {me.port} and {me.port + 1}: {why}. Set "
+                "distribution_port or distribution_interface so that they are free and this host's, and run again."
+            ) from error
 
     def _take_empty(self) -> None:
         for item in self.job.manifest.files:
@@ -95,35 +114,25 @@ class SwarmRun:
         }
         have = [False] * self.cut.count
         have[self.cut.mark] = self.job.me.serves
-        record = json.loads(read_text(self._resume_path) or "{}")
-        earlier = resumed(self.cut, record)
         for slot in self.cut.slots:
             served = self.state.files.get(slot.sha256) == "served"
-            bits = [True] * slot.count if served else earlier.get(slot.sha256, [])
-            if bits and (served or (slot.sha256 in wanted and _untaken(places[slot.sha256]))):
-                have[slot.first : slot.first + slot.count] = bits
+            begun = self.prepared.begun.get(slot.sha256, [False] * slot.count)
+            have[slot.first : slot.first + slot.count] = [True] * slot.count if served else begun
         receivers = [member.name for member in self.job.members if not member.serves]
         index = receivers.index(self.job.own) if self.job.own in receivers else -1
-        for sha256 in wanted:
-            if os.path.exists(places[sha256]) and not _untaken(places[sha256]):
-                os.unlink(places[sha256])
         engine = SwarmEngine(self.job, self.cut, self.known.hashes, places)
-        pieces = [
-            piece
-            for sha256 in self.prepared.wanted
-            for piece in self.cut.slot(sha256).pieces
-            if not have[piece]
-        ]
-        self.share = ReceiverShare(pieces, max(0, index), len(receivers) if index >= 0 else 1)
+        self.pieces = [piece for sha256 in wanted for piece in self.cut.slot(sha256).pieces]
+        lacking = [piece for piece in self.pieces if not have[piece]]
+        self.share = ReceiverShare(lacking, max(0, index), len(receivers) if index >= 0 else 1)
         engine.start(have, self.share.priorities(self.cut.count))
         self.state.bytes = sum(self.job.manifest.blobs[sha256] for sha256 in self.prepared.wanted)
         self.state.files.update(dict.fromkeys(self.prepared.wanted, "receiving"))
-        self.state.phase = "running"
+        self.state.phase, self.started = "running", True
         return engine
 
     def _exchange(self, engine: SwarmEngine) -> None:
         started = time.monotonic()
-        moved, before, connected, saved = started, -1, 0.0, started
+        moved, before, connected = started, -1, 0.0
         checks: dict[str, Future[None]] = {}
         alone_since = None
         while True:
@@ -148,9 +157,9 @@ class SwarmRun:
                     self._learn_who_is_slow()
                     self.state.phase, self.known.complete = "complete", True
                     self._write()
-                everybody = set(self.state.complete) >= {member.name for member in self.job.others}
-                alone_since = (alone_since or now) if everybody else None
-                if (alone_since and now - alone_since >= _LAST_WORDS) or now - moved >= self.job.linger:
+                alone_since = None if self._needed() else alone_since or now
+                late = now - moved >= self.job.linger or now - self.begun > self.job.deadline
+                if late or (alone_since and now - alone_since >= _LAST_WORDS):
                     return
             else:
                 self.state.seconds = now - started
@@ -160,9 +169,6 @@ class SwarmRun:
                         f"{', '.join(self.state.dead) or 'none'}; that sent wrong content: "
                         f"{', '.join(self.state.wrong) or 'none'}. Run again: what is here is kept."
                     )
-            if now - saved >= _SAVE_SECONDS:
-                saved = now
-                self._save(engine)
             self._pause()
 
     def _choose(self, engine: SwarmEngine, now: float, idle: float) -> None:
@@ -177,17 +183,21 @@ class SwarmRun:
             self._look_around(engine, now)
 
     def _is_complete(self) -> bool:
-        return self.received >= set(self.prepared.wanted)
+        return self.started and self.received >= set(self.prepared.wanted)
+
+    def _needed(self) -> bool:
+        """Return whether another member may still lack something; a source does only if it is here to say so."""
+        return any(
+            member.name not in self.done and (not member.serves or member.name in self.peers)
+            for member in self.job.others
+        )
 
     def _look_around(self, engine: SwarmEngine, now: float) -> None:
         peers = self.peers = {self.names.get(peer.address, peer.address): peer for peer in engine.peers()}
         self.last.update(dict.fromkeys(peers, now))
         done = self.done = {*self.done, *(name for name, peer in peers.items() if peer.complete)}
         self.state.complete = sorted(done)
-        self.state.wrong = sorted(
-            {self.names.get(address, address) for address in engine.banned}
-            | {name for name, peer in peers.items() if peer.wrong}
-        )
+        self.state.wrong = sorted({self.names.get(address, address) for address in engine.banned})
         if self.prepared.served:
             self.state.slow = slow_members(
                 {**self.progress, **dict.fromkeys(done & self.progress.keys(), 1.0)}
@@ -201,19 +211,22 @@ class SwarmRun:
                 continue
             if member.serves or not self.prepared.served:
                 engine.connect([member])
-        if self.prepared.served and now - self.inquired >= max(_INQUIRE_SECONDS, len(self.job.members) / 10):
+        # Those that left this source are not seen otherwise, and sources do not show that they are complete.
+        serves, rest = bool(self.prepared.served), max(_INQUIRE_SECONDS, len(self.job.members) / 10)
+        if (serves or self.state.phase == "complete") and now - self.inquired >= rest:
             self.inquired = now
             for member in self.job.others:
-                if not member.serves and member.name not in done and member.name not in self.asked:
+                if (serves or member.serves) and not {member.name} & (done | self.asked):
                     self.asked.add(member.name)
                     self.inquiries.submit(self._inquire, member)
 
     def _inquire(self, member: SwarmMember) -> None:
-        """Ask a member how far it is: those that have left this source, and what they have, are not seen otherwise."""
+        """Ask a member how far it is."""
         answer = ask(self.job.me, member, self.job.key, [])
         if answer is not None:
             self.last[member.name] = time.monotonic()
-            self.progress[member.name] = float(answer.get("progress") or 0.0)
+            if not member.serves:
+                self.progress[member.name] = float(answer.get("progress") or 0.0)
             if answer.get("complete"):
                 self.done.add(member.name)
         self.asked.discard(member.name)
@@ -242,7 +255,10 @@ class SwarmRun:
             elif checks[sha256].done():
                 try:
                     checks.pop(sha256).result()
-                except WrongContent:  # an earlier run's bytes that did not reach the disk
+                except WrongContent as error:  # what was written is not what was received
+                    if sha256 in self.again:
+                        raise Ended(f"{error} Look at this host's disk and memory (dmesg).") from error
+                    self.again.add(sha256)
                     engine.again()
                     self.share = ReceiverShare(self.pieces, 0, 1)
                     engine.ask_for(dict.fromkeys(self.pieces, OWN))
@@ -253,17 +269,9 @@ class SwarmRun:
 
     # ---- files -------------------------------------------------------------------------------------------
 
-    @property
-    def _resume_path(self) -> str:
-        return os.path.join(self.store.incoming(self.job.manifest.id), "pieces.json")
-
-    def _save(self, engine: SwarmEngine) -> None:
-        with contextlib.suppress(OSError):
-            write_atomic(self._resume_path, json.dumps(resume_record(self.cut, engine.have())), 0o600)
-
     def _pause(self, seconds: float = TICK) -> None:
         now = time.monotonic()
-        if now - self.begun > self.job.deadline:
+        if now - self.begun > self.job.deadline and self.state.phase != "complete":
             raise Ended(
                 f"It was not complete after {self.job.deadline:.0f} s. Run again: what is here is kept."
             )
@@ -275,11 +283,3 @@ class SwarmRun:
         self.state.finished = self._is_complete()
         self.written = time.monotonic()
         write_state(self.directory, self.state)
-
-
-def _untaken(path: str) -> bool:
-    """Return whether a file was begun and is not a blob's, which would have a second name."""
-    try:
-        return os.stat(path).st_nlink == 1
-    except FileNotFoundError:
-        return False

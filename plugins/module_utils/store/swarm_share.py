@@ -3,8 +3,8 @@
 
 Each receiver gets the pieces of its own share from the sources, and others only once another receiver has them. Then it
 leaves the sources: their links are free for those who still need them. The share of a slow or dead receiver remains:
-when new pieces appear much more slowly than before, and nothing else is left to ask for, they are dealt out among the
-receivers, round by round, each time differently.
+when new pieces appear much more slowly than before, and nothing else is left to ask for or hardly anything comes, they
+are dealt out among the receivers, round by round, each time differently. So are pieces that only a slow one has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FEW = 2  # pieces still to ask for of other receivers: fewer, and this one has 
 
 
 @dataclass(frozen=True)
-class Turn:
+class PieceRequest:
     """What to do now: priorities to change, by piece, and whether to be connected to the sources."""
 
     changes: Mapping[int, int]
@@ -31,7 +31,7 @@ class Turn:
 
 
 class Appearance:
-    """How fast pieces appear at other receivers."""
+    """How fast pieces appear: at other receivers, or here."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, int]] = []
@@ -66,7 +66,7 @@ class ReceiverShare:
         }  # for which the sources are asked
         self.closed = [piece for piece in self.wanted if piece not in self.asked]
         self.round, self.since = 0, 0.0
-        self.appeared = Appearance()
+        self.appeared, self.arrived, self.had = Appearance(), Appearance(), 0
 
     def priorities(self, count: int) -> list[int]:
         """Return the priority of each of so many pieces at the start.
@@ -76,7 +76,9 @@ class ReceiverShare:
         """
         return [*(OWN if piece in self.asked else CLOSED for piece in range(count - 1)), OTHER]
 
-    def turn(self, have: Sequence[bool], copies: Sequence[int], now: float, idle: float = 0.0) -> Turn:
+    def turn(
+        self, have: Sequence[bool], copies: Sequence[int], now: float, idle: float = 0.0
+    ) -> PieceRequest:
         """Return what to do; `copies` is how many other receivers have each piece, `idle` since when nothing came."""
         changes = {piece: OTHER for piece in self.closed if copies[piece] > 0 or have[piece]}
         self.closed = [piece for piece in self.closed if piece not in changes]
@@ -84,16 +86,20 @@ class ReceiverShare:
         missing = [piece for piece in self.wanted if not have[piece]]
         closed = set(self.closed)
         open_here = sum(1 for piece in missing if piece not in closed)
+        had, self.had = self.had, len(self.wanted) - len(missing)
+        self.arrived.note(self.had - had, now)
+        idles = idle > _IDLE_SECONDS or self.arrived.stalls(now)
+        stuck = [piece for piece in missing if piece not in self.asked] if idles else self.closed
         if (
-            closed
-            and (open_here <= _FEW or idle > _IDLE_SECONDS)
+            stuck
+            and (open_here <= _FEW or idles)
             and now - self.since >= ROUND_SECONDS
             and self.appeared.stalls(now)
         ):
             self.round, self.since = self.round + 1, now
             dealt = [
                 piece
-                for piece in self.closed
+                for piece in stuck
                 if (piece // self.receivers + piece + self.round) % self.receivers == self.index
             ]
             changes.update(dict.fromkeys(dealt, OWN))
@@ -103,4 +109,4 @@ class ReceiverShare:
             changes[len(have) - 1] = CLOSED
         # What another receiver had is asked for again where that one is gone.
         sources = any(piece in self.asked or copies[piece] <= 0 for piece in missing if piece not in closed)
-        return Turn(changes, sources or (idle > _IDLE_SECONDS and bool(missing)))
+        return PieceRequest(changes, sources or (idle > _IDLE_SECONDS and bool(missing)))

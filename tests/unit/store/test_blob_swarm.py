@@ -136,6 +136,12 @@ def test_what_did_not_come_whole_says_why_and_keeps_the_rest(
     assert (store.manifests(), store.blobs()) == ([], [sha256(OTHER).hexdigest()])
 
 
+def test_what_was_not_started_is_not_waited_for(args: Args, run_module: Any) -> None:
+    result, failed = run_module(blob_swarm.main, {**args, "state": "finished"})
+    assert failed
+    assert "its program was not started on this host; the step before this one says why" in result["msg"]
+
+
 def test_a_program_that_dies_is_not_waited_for(args: Args, world: Path, run_module: Any) -> None:
     result, failed = run_module(
         blob_swarm.main, {**args, "program": _archive("raise SystemExit('no such port')")}

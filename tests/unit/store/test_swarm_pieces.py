@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import threading
 from pathlib import Path
@@ -18,7 +17,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest impo
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_hashes import (
     HashServer,
-    Known,
+    MemberAnswers,
     ask,
     hash_blob,
 )
@@ -32,11 +31,11 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_job imp
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_pieces import (
     LARGEST,
     SMALLEST,
+    PieceSlot,
     bencode,
     layout,
     piece_size,
-    resume_record,
-    resumed,
+    right_pieces,
     torrent,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_share import (
@@ -104,16 +103,22 @@ def test_bencode() -> None:
     assert bencode({"b": [1, "x"], "a": b"\xff"}) == b"d1:a1:\xff1:bli1e1:xee"
 
 
-def test_what_was_received_is_found_again_unless_the_pieces_differ() -> None:
-    cut = layout(made(3 * SMALLEST, 10))
-    have = [False] * cut.count
-    large = max(cut.slots, key=lambda slot: slot.count)
-    have[large.first + 1] = True
-    record = json.loads(json.dumps(resume_record(cut, have)))
-    assert resumed(cut, record) == {large.sha256: [False, True, False]}
-    assert resumed(cut, {**record, "piece_size": 1}) == {}
-    assert resumed(cut, {**record, "have": {large.sha256: "01"}}) == {}
-    assert resumed(cut, None) == {}
+def test_what_an_earlier_run_left_counts_where_its_pieces_are_right(tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(2 * SMALLEST + 5)
+    path, slot = tmp_path / "blob", PieceSlot("a" * 64, len(data), 0, 0, 3)
+
+    def right(content: bytes) -> list[bool]:
+        path.write_bytes(content)
+        found = hash_blob(str(path), SMALLEST, threading.Event())
+        return right_pieces(slot, SMALLEST, found.pieces, found.size, hashes)
+
+    path.write_bytes(data)
+    hashes = hash_blob(str(path), SMALLEST, threading.Event()).pieces
+    assert right(data) == [True, True, True]
+    assert right(data[:SMALLEST] + b"x" + data[SMALLEST + 1 :]) == [True, False, True]
+    assert right(data[: SMALLEST + 9]) == [True, False, False]
+    assert right(b"") == [False, False, False]
+    assert right(bytes(SMALLEST) + data[SMALLEST:]) == [False, True, True]
 
 
 # ---- shares ----------------------------------------------------------------------------------------------------
@@ -173,6 +178,28 @@ def test_the_share_of_a_dead_receiver_is_dealt_out_each_piece_once_in_a_round() 
     assert all(sum(map(len, dealt)) == len(set().union(*dealt)) for dealt in rounds)
 
 
+def test_what_only_a_slow_receiver_has_is_asked_of_the_sources() -> None:
+    """It trickles, so that something comes all the time, and its pieces are open, but hardly move."""
+    pieces = 400
+    shares = [ReceiverShare(range(pieces), index, 4) for index in range(3)]
+    have = [piece % 4 != 3 for piece in range(pieces)]
+    for second in range(5):
+        part = [held and piece < 80 * (second + 1) for piece, held in enumerate(have)]
+        for share in shares:
+            share.turn(part, list(map(int, part)), float(second))
+    slow = [piece for piece in range(pieces) if not have[piece]]
+    copies, asked = [int(held) for held in have], set[int]()
+    for second in range(5, 15):
+        for piece in slow[3 * (second - 5) : 3 * (second - 4)]:
+            copies[piece] = 1
+        have[slow[second - 5]] = True
+        for share in shares:
+            turn = share.turn(have, copies, float(second), 0.5)
+            asked.update(piece for piece, priority in turn.changes.items() if priority == OWN)
+    assert asked >= {piece for piece in slow if not have[piece]}
+    assert all(share.turn(have, copies, 15.0, 0.5).sources for share in shares)
+
+
 def test_nothing_is_dealt_out_while_pieces_appear_as_fast_as_before() -> None:
     share = ReceiverShare(range(200), 0, 2)
     have, copies = [False] * 200, [0] * 200
@@ -204,16 +231,16 @@ def free_port() -> int:
 def test_members_who_know_the_key_get_hashes_and_others_nothing() -> None:
     port = free_port()
     source, other = SwarmMember("a", "127.0.0.1", port, True), SwarmMember("b", "127.0.0.1", port + 2)
-    known = Known({"x": b"1" * 20}, busy=True)
+    known = MemberAnswers({"x": b"1" * 20}, busy=True)
     server = HashServer(source, (other,), KEY, known)
     try:
         answer = ask(other, source, KEY, ["x", "y"])
         assert answer is not None
-        taken = Known()
+        taken = MemberAnswers()
         taken.take(answer, {"x": 20})
         assert taken.hashes == {"x": b"1" * 20}
         assert (answer["busy"], answer["complete"]) == (True, False)
-        short = Known()
+        short = MemberAnswers()
         short.take(answer, {"x": 40})
         assert short.hashes == {}
         assert ask(other, source, "cd" * 32, ["x"]) is None
