@@ -143,6 +143,8 @@ def on_rocm() -> None:
         "torch._inductor.runtime.triton_helpers",
     ):  # they look for the real ones
         importlib.import_module(name)
+    language = importlib.import_module("vllm.triton_utils").tl
+    language.bfloat16 = language.float16 = None  # kernels of 0.32 name them when they are imported
     sys.meta_path.append(AnyFinder())
     registry = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda fn: fn()

@@ -18,6 +18,8 @@ from .tune import TunedSettings
 
 ROCM = "rocm"
 """The platform of images for Instinct GPUs, where it is known."""
+LAST, OWN_BACKEND = "triton", ("turboquant", "ultraquant")
+"""The backend that vLLM takes where no other fits, and caches with one of their own; vllm/platforms/rocm.py."""
 
 
 def refused(
@@ -36,7 +38,7 @@ def refused(
     if _latent(tuned, model) and engine.platform == ROCM:  # vLLM's own choice may stop it too
         name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": bool(model.sparse)})
     elif engine.platform == ROCM and not isinstance(name, str):
-        return _wrong_blocks(deployment, tuned, engine, backends)
+        return _no_backend(deployment, tuned, engine, backends)
     if not isinstance(name, str) or name not in knowledge.backends["backends"]:
         return ()
     return tuple(
@@ -68,18 +70,22 @@ def _wrong_kind(
     return (Problem(deployment.path, what, "Choose another, or leave it out."),)
 
 
-def _wrong_blocks(
+def _no_backend(
     deployment: Deployment, tuned: TunedSettings, engine: EngineConfig, backends: Backends
 ) -> tuple[Problem, ...]:
-    """A size of blocks with which vLLM would find no attention backend; it looks since it takes any size, 0.18.0."""
-    if "--block-size" not in tuned.args or not tuned.table.line.inside("0.18.0", None, tuned.release.index):
+    """What no attention backend takes among those from which vLLM chooses; it compares them since 0.18.0."""
+    asked = {"block_size": engine.block_size, "kv_cache_dtype": engine.kv_cache_dtype}
+    given = {key: value for key, value in asked.items() if f"--{key.replace('_', '-')}" in tuned.args}
+    if not given or not tuned.table.line.inside("0.18.0", None, tuned.release.index):
         return ()
-    names = [str(candidate["backend"]) for candidate in backends.era[DENSE]]
-    misfits = [backends.misfits(name, {"block_size": engine.block_size}) for name in names]
+    if str(given.get("kv_cache_dtype")).startswith(OWN_BACKEND):
+        return ()
+    names = (*(str(candidate["backend"]) for candidate in backends.era[DENSE]), LAST)
+    misfits = [backends.misfits(name, given) for name in names]
     if not all(misfits):
         return ()
     what = f"no attention backend of vLLM {tuned.release.requested} can run: {misfits[-1][0]}."
-    return (Problem(deployment.path, what, "Leave block_size out, or choose such a multiple."),)
+    return (Problem(deployment.path, what, f"Leave {' and '.join(given)} out, or choose another value."),)
 
 
 def _latent(tuned: TunedSettings, model: ModelFacts) -> bool:

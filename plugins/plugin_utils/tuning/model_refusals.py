@@ -14,7 +14,7 @@ from typing import Any
 from ...module_utils.common.errors import Problem, nearest
 from ..catalog.load import Knowledge
 from ..desired.deployment import Deployment
-from .companion_models import mapping
+from .companion_models import adapter_of, mapping
 from .tune import SIZES, TunedSettings
 
 Found = Iterator[tuple[str, str, str]]
@@ -121,8 +121,16 @@ def _profiled(tuned: TunedSettings) -> Found:
 
 def _adapters(tuned: TunedSettings) -> Found:
     flag = "--lora-modules"
-    if tuned.args.get(flag) and not tuned.args.get("--enable-lora"):
+    given = tuned.args.get(flag)
+    if given and not tuned.args.get("--enable-lora"):
         yield flag, "adapters are loaded only with enable_lora", "Set enable_lora: true, or leave it out."
+    for item in given if isinstance(given, (list, tuple)) else (given,):
+        if item and not adapter_of(item):
+            yield (
+                flag,
+                f"{item} names no adapter",
+                "Write NAME=ORGANISATION/NAME, or the path in the container.",
+            )
 
 
 def _pooling(tuned: TunedSettings) -> Found:

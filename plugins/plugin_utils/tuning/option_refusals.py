@@ -20,6 +20,8 @@ EXECUTOR, SHM = "--distributed-executor-backend", "--mm-shm-cache-max-object-siz
 SUPERVISED = "--data-parallel-multi-port-external-lb"
 AT_LEAST_ONE = ("--max-model-len", "--prefill-context-parallel-size")
 """Their parsers take 0, and the engine's configuration does not; since 0.13.0."""
+TOKENS, SHORT = "--spec-tokens", {"--spec-model": "model", "--spec-method": "method"}
+"""Flags that go into the configuration of speculation, since 0.22.0; vllm/engine/arg_utils.py."""
 ASYNC_SINCE, ASYNC_UNTIL = "0.11.1", "0.33.0"
 SYNCHRONOUS: Mapping[str, str | None] = {
     "ngram": None, "suffix": None, "medusa": None, "mlp_speculator": None, "draft_model": "0.16.0",
@@ -67,7 +69,11 @@ def option_refusals(tuned: TunedSettings, config: Mapping[str, Any] | None, mult
     yield from _pooling(tuned)
     yield from _graphs(tuned)
     yield from _numbers(tuned)
-    if (given := as_map(tuned.args.get(SPECULATIVE))) is not None:
+    given = as_map(tuned.args.get(SPECULATIVE))
+    names = {*(given or ()), *(key for flag, key in SHORT.items() if tuned.args.get(flag) is not None)}
+    if TOKENS in tuned.args and not names & set(SHORT.values()):
+        yield TOKENS, "no method and no model is named", "Add spec_method or spec_model, or leave it out."
+    if given is not None:
         yield from _asynchronous(tuned, given)
         yield from _drafting(tuned, given)
         yield from _target(tuned, given, config or {})

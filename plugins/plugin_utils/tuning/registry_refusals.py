@@ -55,7 +55,12 @@ def _connector(tuned: TunedSettings, knowledge: Knowledge) -> Found:
 
 
 def _offloads(tuned: TunedSettings) -> bool:
-    """Return whether the cache is offloaded: vLLM puts a connector of its own in place then; vllm/config/vllm.py."""
+    """Return whether vLLM offloads the cache by a connector of its own, before it looks for the given one.
+
+    Source: vllm/config/vllm.py, which looks for it while it chooses CUDA graphs since 0.17.
+    """
+    if _inside(tuned, "0.17.0"):
+        return False
     backend = tuned.table.flags.get("--kv-offloading-backend")
     chosen = tuned.args.get("--kv-offloading-backend", backend.default if backend else None)
     return tuned.args.get("--kv-offloading-size") is not None and chosen is not None

@@ -57,11 +57,6 @@ def quote_statements(recipes: Sequence[Recipe], decided: StatementContext) -> tu
     return tuple(found)
 
 
-def _method(decided: StatementContext) -> bool:
-    given, own = decided.tuned.args.get("--quantization"), decided.model.quantization
-    return given is not None and own not in ("none", given) and not own.startswith("unknown")
-
-
 def _dtype(decided: StatementContext) -> bool:
     speculative: Any = decided.tuned.known.get("speculative")
     return isinstance(speculative, Mapping) and "dtype" in speculative
@@ -94,7 +89,6 @@ _APPLIES: Mapping[str, Callable[[StatementContext], bool | str]] = {
         decided.deployment.runtime.ipc != "host" and decided.tuned.context.devices > 1
     ),
     "remote-code": lambda decided: decided.tuned.args.get("--trust-remote-code") is True,
-    "checkpoint-method": _method,
     "speculative-dtype-key": _dtype,
     "kernel-switches": _kernels,
     "fit-simple-formula": _formula,

@@ -44,7 +44,7 @@ BY_PARAMETERS = {
     f"instinct.fleet.{name}"
     for name in (
         "vllm_server", "vllm_image", "vllm_bench", "vllm_accuracy", "lm_eval", "hf_model", "gpu_burnin",
-        "rocm_partition", "partition_boot", "model_quantize", "model_verify",
+        "rocm_partition", "partition_boot", "model_quantize", "model_verify", "blob_swarm",
     )
 } | {"ansible.builtin.reboot"}  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_those_limited_by_their_parameters_have_an_action_plugin_that_does_it() 
     timed = {
         path.stem
         for path in (ROOT / "plugins/action").glob("*.py")
-        if {"(ProgramAction)", "(TimedAction)"} & set(re.findall(r"\(\w+\)", path.read_text()))
+        if {"ProgramAction", "TimedAction"} & set(re.findall(r"\((\w+)(?:, \w+)*\):", path.read_text()))
     }
     assert names == timed
 

@@ -250,7 +250,7 @@ OTHER_NAMES = {**{key: value for key, value in LLAMA_8B.items() if "heads" not i
             {
                 "settings": {"attention_backend": "auto"},
                 "env": {"VLLM_ROCM_USE_AITER": "0"},
-                "engine_args": {"kv_transfer_config": {"kv_connector": "x", "kv_role": "kv_both"}},
+                "engine_args": {"kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}},
             },
             "aiter_unified",
         ),

@@ -31,6 +31,7 @@ SHARED = "mm_shm_cache_max_object_size_mb"
     ("0.28.0", "qwen2.5-vl", {"mm_tensor_ipc": "torch_shm"}, {}, ""),
     ("0.24.0", "llama", {"lora_modules": ADAPTER}, {}, "Set enable_lora: true"),
     ("0.24.0", "llama", {"lora_modules": ADAPTER, "enable_lora": True}, {}, ""),
+    ("0.24.0", "llama", {"lora_modules": ["a="], "enable_lora": True}, {}, "a= names no adapter"),
     ("0.13.0", "llama", {"ray_workers_use_nsight": True}, {}, "workers of Ray"),
     ("0.13.0", "llama", {"pooler_config": {}}, {}, "pooling_type"),
     ("0.16.0", "llama", {"pooler_config": {}}, {}, ""),

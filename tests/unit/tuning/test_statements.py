@@ -6,17 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock, ModelPin, model_key
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.statements import _APPLIES
 
 from tests.commands import instances
 from tests.helpers.some import some
 from tests.worlds.catalogue import knowledge
-from tests.worlds.plan_world import COMMIT, CONFIG, FILES_OF_REPO, LOCK, REPO, deployment, gpus, plan, state
+from tests.worlds.plan_world import LOCK, deployment, gpus, plan, state
 
-QUANTIZED = {**CONFIG, "quantization_config": {"quant_method": "fp8"}}
-FP8 = Lock(LOCK.images, {model_key("", REPO, "main"): ModelPin(COMMIT, FILES_OF_REPO, QUANTIZED)})
 # Refusals by arithmetic quote these (vllm_limits.py), and advice by arithmetic the last one (feasibility.py).
 ELSEWHERE = {
     "attention-heads", "kv-heads", "tensor-parallel-slices", "block-fp8-slices", "context-beyond-model",
@@ -52,8 +50,6 @@ def flags(**given: Any) -> dict[str, Any]:
         ("shared-memory", {"tensor_parallel_size": 2, "runtime": {"ipc": "private", "shm_size": "16g"}},
          {"tensor_parallel_size": 2}),
         ("remote-code", flags(trust_remote_code=True), flags(trust_remote_code=False)),
-        ("checkpoint-method", {"lock": FP8, **flags(quantization="quark")},
-         {"lock": FP8, **flags(quantization="fp8")}),
         ("kernel-switches", {"env": {"VLLM_ROCM_USE_AITER_MOE": "0"}}, {"env": {"VLLM_ROCM_USE_AITER_MOE": "1"}}),
         ("kernel-switches", {"env": {"VLLM_ROCM_MOE_PADDING": "0"}}, {"env": {"VLLM_ROCM_USE_AITER": "0"}}),
         ("fit-simple-formula", {"mode": "CPX"}, {}),

@@ -3,7 +3,8 @@
 
 AITER builds kernels into its package, in the container's own layer, which goes with the container. AITER_JIT_DIR moves
 them, but then modules are imported from there alone: a directory without the image's prebuilt ones would build these
-again. So it gets links to all of them first, and without that the variable stays unset.
+again. So it gets links to all of them first, and without that the variable stays unset. Source: ROCm/aiter at e404860,
+aiter/jit/core.py, get_user_jit_dir() and get_module_custom_op().
 """
 
 from __future__ import annotations
