@@ -22,10 +22,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.plan impor
     output_name,
     plan_quantization,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.schemes import (
-    QuantizationScheme,
-    find_scheme,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 LOCAL = ("signing_key_file", "signing_key_password")
@@ -56,13 +52,11 @@ class ActionModule(ProgramAction):
         if "facts" not in seen:  # it failed, or the host was not reached
             return seen
         plan = plan_quantization(request, data, requirements, seen["facts"], str(args["image"]))
-        result = self._made(args, facts, plan, requirements[plan.backend])
+        result = self._made(args, facts, plan, requirements[plan.scheme.backend])
         if result.get("failed") or result.get("unreachable"):
             return result
-        scheme = find_scheme(data, request.scheme)
-        assert isinstance(scheme, QuantizationScheme)
         signed, word = self._signed(args, facts, result, key)
-        text = result_text(self._host(facts), plan.lines, result, scheme, request.kv_cache, word)
+        text = result_text(self._host(facts), plan.lines, result, plan.scheme, request.kv_cache, word)
         self._display.display(printable(f"\n{text}"))
         changed = bool(result["changed"] or signed.get("changed"))
         kept = {name: value for name, value in result.items() if name not in ("statement", "signature")}

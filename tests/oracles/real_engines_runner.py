@@ -90,7 +90,14 @@ def anything(*_args: object, **_keys: object) -> None:
     """Take whatever is given."""
 
 
-BODY = {"__init__": anything, "__call__": anything, "__bool__": lambda _: False}
+def attribute(_self: object, name: str) -> object:
+    """Return a function that takes whatever is given."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return anything
+
+
+BODY = {"__init__": anything, "__call__": anything, "__bool__": lambda _: False, "__getattr__": attribute}
 
 
 class AnyAttribute(type):
@@ -148,6 +155,9 @@ def on_rocm() -> None:
     sys.meta_path.append(AnyFinder())
     registry = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda fn: fn()
+    configuration = importlib.import_module("vllm.config.vllm")
+    if hasattr(configuration, "HAS_TRITON"):  # by which it chooses between its model runners
+        configuration.HAS_TRITON = True
     # Compiled for ROCm too, and no part of what is unpacked here.
     importlib.import_module("vllm.device_allocator.cumem").cumem_available = True
     platforms = importlib.import_module("vllm.platforms.interface")

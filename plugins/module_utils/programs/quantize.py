@@ -8,6 +8,7 @@ report, as JSON after REPORT.
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import shutil
@@ -317,7 +318,7 @@ def relative_error(was: Any, own: Any) -> float:
     """Return the RMS of the difference over that of the source; infinity where a value is no number."""
     difference = float((own - was).pow(2).mean().sqrt())
     size = float(was.pow(2).mean().sqrt())
-    if difference != difference or difference == float("inf"):
+    if not math.isfinite(difference):
         return float("inf")
     return difference / size if size else difference
 

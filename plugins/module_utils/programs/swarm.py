@@ -9,14 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from ..store.swarm_job import read_job
 from ..store.swarm_run import SwarmRun
 
 
+def _ended(*_: object) -> NoReturn:
+    raise SystemExit(1)
+
+
 def main() -> int:
     """Run until all members are complete, or it is ended; then what came is noted for the next run."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _ended)
     path = sys.argv[1]
     job = read_job(path)
     os.unlink(path)  # the key of the run is nowhere on disk from now on

@@ -120,7 +120,7 @@ def _files(directory: str) -> Iterator[tuple[str, IO[bytes], os.stat_result]]:
 
 @contextlib.contextmanager
 def _opened(directory: str, path: str, make: bool = False) -> Iterator[int | None]:
-    """Open a directory below `directory`, without following links; None if it is not one."""
+    """Open a directory below `directory`, without following links; None if it is not one, an error to `make` it."""
     flags = os.O_RDONLY | os.O_DIRECTORY | _NO_LINK
     descriptor: int | None = None
     try:
@@ -174,7 +174,6 @@ def _check(item: tarfile.TarInfo) -> None:
 def _write(directory: str, item: tarfile.TarInfo, content: IO[bytes]) -> bool:
     parent, name = os.path.split(item.name)
     with _opened(directory, parent, make=True) as inside:
-        assert inside is not None
         if not item.name.startswith(REPLACED):
             with contextlib.suppress(FileNotFoundError):
                 os.stat(name, dir_fd=inside, follow_symlinks=False)

@@ -66,7 +66,7 @@ class PieceLayout:
 def layout(manifest: Manifest) -> PieceLayout:
     """Return how a manifest is cut. Empty blobs are left out: they have no pieces."""
     blobs = sorted((sha256, size) for sha256, size in manifest.blobs.items() if size)
-    piece, first = piece_size(sum(size for _, size in blobs)), 0
+    piece, first = piece_size(sum(size for sha256, size in blobs)), 0
     slots: list[PieceSlot] = []
     files: list[tuple[str, int]] = []
     for sha256, size in blobs:

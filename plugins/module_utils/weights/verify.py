@@ -20,7 +20,6 @@ SHA256, GIT = "sha256", "git-sha1"
 THREADS = 8  # files read at once
 HASH = re.compile(rf"{SHA256}:[0-9a-f]{{64}}|{GIT}:[0-9a-f]{{40}}")
 
-NOT_HASHED: Mapping[str, str] = {}
 
 _LFS_BLOB = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 4 * 2**20
@@ -58,7 +57,7 @@ def check_sizes(snapshot: Snapshot) -> None:
 
 
 def check_content(
-    snapshot: Snapshot, source: str, used: bool, known: Mapping[str, str] = NOT_HASHED
+    snapshot: Snapshot, source: str, used: bool, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Bring every file to disk, compare its content, and return the hashes; remove wrong files, and raise NodeError.
 
@@ -66,7 +65,7 @@ def check_content(
     """
     expected = {name: expected_hash(snapshot, name) for name in snapshot.files}
     kinds = {name: text.partition(":")[0] or SHA256 for name, text in expected.items()}
-    found = {name: text for name, text in known.items() if text.startswith(f"{kinds[name]}:")}
+    found = {name: text for name, text in (known or {}).items() if text.startswith(f"{kinds[name]}:")}
     found |= hash_snapshot(snapshot, {name: kind for name, kind in kinds.items() if name not in found})
     _sync_directories(snapshot)
     wrong = [name for name, text in sorted(expected.items()) if text and found[name] != text]

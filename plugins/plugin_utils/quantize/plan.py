@@ -49,7 +49,7 @@ class QuantizePlan:
     """What will be done: `job` for the module, `lines` for people. there: an earlier output of the same inputs."""
 
     job: Mapping[str, Any]
-    backend: str
+    scheme: QuantizationScheme
     lines: tuple[str, ...]
     there: Mapping[str, Any] | None
 
@@ -151,7 +151,7 @@ def plan_quantization(
         f"output: about {sized(output_bytes(source, scheme))}, {sized(facts['disk_free'])} free",
     )
     same = (item for item in facts["outputs"] if (item["key"], item["name"]) == (key, name))
-    return QuantizePlan(job, scheme.backend, lines, next(same, None))
+    return QuantizePlan(job, scheme, lines, next(same, None))
 
 
 def _architecture(

@@ -18,6 +18,8 @@ from .tune import TunedSettings
 
 ROCM = "rocm"
 """The platform of images for Instinct GPUs, where it is known."""
+AUTO, SHORT_TYPES = "auto", {"float": "float32", "half": "float16"}
+"""The names of data types that vLLM has others for; vllm/config/model.py."""
 LAST, OWN_BACKEND = "triton", ("turboquant", "ultraquant")
 """The backend that vLLM takes where no other fits, and caches with one of their own; vllm/platforms/rocm.py."""
 
@@ -38,7 +40,7 @@ def refused(
     if _latent(tuned, model) and engine.platform == ROCM:  # vLLM's own choice may stop it too
         name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": bool(model.sparse)})
     elif engine.platform == ROCM and not isinstance(name, str):
-        return _no_backend(deployment, tuned, engine, backends)
+        return _no_backend(deployment, tuned, model, engine, backends)
     if not isinstance(name, str) or name not in knowledge.backends["backends"]:
         return ()
     return tuple(
@@ -56,6 +58,9 @@ def _wrong_kind(
     given = tuned.args.get(by) if by.startswith("-") else tuned.env.get(by)
     if given is None and isinstance(inner, Mapping) and by.startswith("-"):
         given = inner.get("backend")
+        if not isinstance(given, (str, type(None))):
+            what = f"attention_config: backend is {given!r}, and no name."
+            return (Problem(deployment.path, what, "Name an attention backend, or leave it out."),)
         finding = check_named(backends, given) if isinstance(given, str) else None
         if finding is not None and finding.certain:
             return (Problem(deployment.path, f"attention_config: {finding.what}.", finding.fix),)
@@ -71,15 +76,17 @@ def _wrong_kind(
 
 
 def _no_backend(
-    deployment: Deployment, tuned: TunedSettings, engine: EngineConfig, backends: Backends
+    deployment: Deployment, tuned: TunedSettings, model: ModelFacts, engine: EngineConfig, backends: Backends
 ) -> tuple[Problem, ...]:
     """What no attention backend takes among those from which vLLM chooses; it compares them since 0.18.0."""
     asked = {"block_size": engine.block_size, "kv_cache_dtype": engine.kv_cache_dtype}
     given = {key: value for key, value in asked.items() if f"--{key.replace('_', '-')}" in tuned.args}
     if not given or not tuned.table.line.inside("0.18.0", None, tuned.release.index):
         return ()
-    if str(given.get("kv_cache_dtype")).startswith(OWN_BACKEND):
-        return ()
+    dtype = str(given.get("kv_cache_dtype"))
+    if dtype.startswith(OWN_BACKEND):
+        what = f"no attention backend of vLLM {tuned.release.requested} has attention sinks and {dtype}."
+        return (Problem(deployment.path, what, "Choose another kv_cache_dtype."),) if model.sinks else ()
     names = (*(str(candidate["backend"]) for candidate in backends.era[DENSE]), LAST)
     misfits = [backends.misfits(name, given) for name in names]
     if not all(misfits):
@@ -101,6 +108,9 @@ def _shape_facts(tuned: TunedSettings, model: ModelFacts, engine: EngineConfig) 
     facts["block_one"] = engine.block_size == 1 and "--block-size" in tuned.args
     if "--block-size" in tuned.args:
         facts["block_size"] = engine.block_size
+    dtype = str(tuned.args.get("--dtype", AUTO)).lower()
+    if dtype != AUTO:
+        facts["dtype"] = SHORT_TYPES.get(dtype, dtype)
     if model.head_size:
         facts["head_size"] = model.head_size
     return facts

@@ -192,7 +192,8 @@ def _unknown(tuned: TunedSettings, config: Mapping[str, Any] | None, knowledge: 
     line, index = tuned.table.line, tuned.release.index
     if not spans or len(spans) < len(names) or any(line.within(span, index) for span in spans.values()):
         return
-    name, present = next(iter(spans.items()))
+    name = names[0]
+    present = spans[name]
     when = f"from {present[0][0]} on" if line.order[present[0][0]] > index else f"until {present[-1][1]}"
     yield (
         f"vLLM {tuned.release.requested} has no {name}, which others have {when}; it stops at its start unless its "

@@ -58,6 +58,10 @@ TARGETS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Parts of the types of models for which a release takes an EAGLE-3 draft; none: any; vllm/config/speculative.py."""
 MAMBA = ("triton", "flashinfer")
+BASES, BASES_SINCE = ("all", "none"), "0.27.0"
+"""Items of custom_ops of which there may be one; vllm/config/compilation.py."""
+ROUTED, ROUTED_NEEDS = "--enable-return-routed-experts", ("0.21.0", "0.22.0")
+"""Releases that return the experts of tokens only where nothing is scheduled ahead; vllm/config/vllm.py."""
 
 
 def option_refusals(tuned: TunedSettings, config: Mapping[str, Any] | None, multimodal: bool) -> Found:
@@ -69,6 +73,8 @@ def option_refusals(tuned: TunedSettings, config: Mapping[str, Any] | None, mult
     yield from _pooling(tuned)
     yield from _graphs(tuned)
     yield from _numbers(tuned)
+    yield from _operations(tuned)
+    yield from _routed(tuned)
     given = as_map(tuned.args.get(SPECULATIVE))
     names = {*(given or ()), *(key for flag, key in SHORT.items() if tuned.args.get(flag) is not None)}
     if TOKENS in tuned.args and not names & set(SHORT.values()):
@@ -144,6 +150,21 @@ def _graphs(tuned: TunedSettings) -> Found:
     if _inside(tuned, GRAPHS_SINCE):
         fix = "Set it to 1 at least, or enforce_eager: true for none at all."
         yield f"--{key.replace('_', '-')}", f"{largest} is below 1, the size of the smallest graph", fix
+
+
+def _operations(tuned: TunedSettings) -> Found:
+    listed = (as_map(tuned.args.get(COMPILATION)) or {}).get("custom_ops")
+    bases = [item for item in listed if item in BASES] if isinstance(listed, list) else []
+    if len(bases) > 1 and _inside(tuned, BASES_SINCE):
+        yield COMPILATION, f"custom_ops has {' and '.join(bases)}", "Leave one of them."
+
+
+def _routed(tuned: TunedSettings) -> Found:
+    ahead = tuned.args.get("--async-scheduling")
+    if ahead is None:  # vLLM's own choice; with a draft it depends on the method
+        ahead = as_map(tuned.args.get(SPECULATIVE)) is None and tuned.args.get(EXECUTOR) in (None, "mp", "uni")
+    if tuned.args.get(ROUTED) is True and ahead and _inside(tuned, *ROUTED_NEEDS):
+        yield ROUTED, "it does not work with asynchronous scheduling", "Set async_scheduling: false, or leave it out."
 
 
 def _asynchronous(tuned: TunedSettings, given: Mapping[str, Any]) -> Found:

@@ -22,6 +22,8 @@ PARSERS = (
 PUBLISHED = ("tag", "family", "repository")
 """How images of AMD and of vLLM are recognized; what others contain is not known."""
 SUFFIX_SINCE, CONNECTOR_SINCE = "0.11.1", "0.23.0"
+GRAPHS_FIRST = "0.17.0"
+"""Since then the given connector is looked for before, while CUDA graphs are chosen; vllm/config/vllm.py."""
 EMPTY_PARSER = ("0.20.0", "0.28.0")
 """Releases that look for the parser named "" where reasoning_config names neither a parser nor both of its texts."""
 
@@ -42,25 +44,23 @@ def _inside(tuned: TunedSettings, since: str, until: str | None = None) -> bool:
 
 def _connector(tuned: TunedSettings, knowledge: Knowledge) -> Found:
     given, version = as_map(tuned.args.get("--kv-transfer-config")), tuned.release.requested
-    if given is None or _offloads(tuned):
+    if given is None:
+        return
+    offloads = _offloads(tuned)
+    if offloads and not _inside(tuned, GRAPHS_FIRST):
         return
     name, known = given.get("kv_connector"), knowledge.registered("kv_connector", tuned.release)
     if isinstance(name, str) and known and name not in known and not given.get("kv_connector_module_path"):
         what = f"kv_transfer_config: vLLM {version} has no KV connector {name}, and stops at its start."
         yield ("kv_transfer_config",), what, suggest(name, known)
     hybrid = tuned.args.get("--disable-hybrid-kv-cache-manager")
-    if name is None and hybrid is None and _inside(tuned, CONNECTOR_SINCE):
+    if name is None and not offloads and hybrid is None and _inside(tuned, CONNECTOR_SINCE):
         what = f"kv_transfer_config names no kv_connector; vLLM {version} stops at its start."
         yield ("kv_transfer_config",), what, "Add kv_connector, or leave kv_transfer_config out."
 
 
 def _offloads(tuned: TunedSettings) -> bool:
-    """Return whether vLLM offloads the cache by a connector of its own, before it looks for the given one.
-
-    Source: vllm/config/vllm.py, which looks for it while it chooses CUDA graphs since 0.17.
-    """
-    if _inside(tuned, "0.17.0"):
-        return False
+    """Return whether vLLM offloads the cache, by a connector of its own that takes the place of the given one."""
     backend = tuned.table.flags.get("--kv-offloading-backend")
     chosen = tuned.args.get("--kv-offloading-backend", backend.default if backend else None)
     return tuned.args.get("--kv-offloading-size") is not None and chosen is not None
