@@ -32,6 +32,7 @@ class Module:
 def read_module(name: str, text: str) -> Module:
     """Parse one file."""
     found = Module(name)
+    changed: set[str] = set()
     for node in _flat(ast.parse(text).body):
         if isinstance(node, ast.ClassDef):
             found.classes[node.name] = node
@@ -40,12 +41,17 @@ def read_module(name: str, text: str) -> Module:
         elif isinstance(node, ast.FunctionDef):
             found.functions[node.name] = node
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.values[node.targets[0].id] = node.value
+            target = node.targets[0].id
+            if target in found.values and isinstance(node.value, ast.Constant):
+                changed.add(target)  # another value by what is installed, such as HAS_TRITON
+            found.values[target] = node.value
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
             found.values[node.target.id] = node.value
         elif isinstance(node, ast.ImportFrom):
             origin = _origin(name, node)
             found.imports.update({item.asname or item.name: (origin, item.name) for item in node.names})
+    for target in changed:
+        del found.values[target]
     return found
 
 

@@ -60,6 +60,7 @@ TARGETS: tuple[tuple[str, tuple[str, ...]], ...] = (
 MAMBA = ("triton", "flashinfer")
 BASES, BASES_SINCE = ("all", "none"), "0.27.0"
 """Items of custom_ops of which there may be one; vllm/config/compilation.py."""
+SHARDED, SHARDED_SINCE = "--enable-batch-sharded-sampling", "0.29.0"
 ROUTED, ROUTED_NEEDS = "--enable-return-routed-experts", ("0.21.0", "0.22.0")
 """Releases that return the experts of tokens only where nothing is scheduled ahead; vllm/config/vllm.py."""
 
@@ -75,6 +76,7 @@ def option_refusals(tuned: TunedSettings, config: Mapping[str, Any] | None, mult
     yield from _numbers(tuned)
     yield from _operations(tuned)
     yield from _routed(tuned)
+    yield from _sharded(tuned)
     given = as_map(tuned.args.get(SPECULATIVE))
     names = {*(given or ()), *(key for flag, key in SHORT.items() if tuned.args.get(flag) is not None)}
     if TOKENS in tuned.args and not names & set(SHORT.values()):
@@ -162,9 +164,29 @@ def _operations(tuned: TunedSettings) -> Found:
 def _routed(tuned: TunedSettings) -> Found:
     ahead = tuned.args.get("--async-scheduling")
     if ahead is None:  # vLLM's own choice; with a draft it depends on the method
-        ahead = as_map(tuned.args.get(SPECULATIVE)) is None and tuned.args.get(EXECUTOR) in (None, "mp", "uni")
+        ahead = as_map(tuned.args.get(SPECULATIVE)) is None and tuned.args.get(EXECUTOR) in (
+            None,
+            "mp",
+            "uni",
+        )
     if tuned.args.get(ROUTED) is True and ahead and _inside(tuned, *ROUTED_NEEDS):
-        yield ROUTED, "it does not work with asynchronous scheduling", "Set async_scheduling: false, or leave it out."
+        yield (
+            ROUTED,
+            "it does not work with asynchronous scheduling",
+            "Set async_scheduling: false, or leave it out.",
+        )
+
+
+def _sharded(tuned: TunedSettings) -> Found:
+    if tuned.args.get(SHARDED) is not True or not _inside(tuned, SHARDED_SINCE):
+        return
+    seqs, size = tuned.args.get("--max-num-seqs"), tuned.context.tp
+    if size == 1:
+        yield SHARDED, "tensor_parallel_size is 1, so there is nothing to shard", f"Leave {SHARDED} out."
+    elif isinstance(seqs, int) and seqs < size:
+        yield SHARDED, f"max_num_seqs {seqs} is below tensor_parallel_size {size}", f"Leave {SHARDED} out."
+    if tuned.args.get("--max-logprobs") == -1:
+        yield SHARDED, "max_logprobs is -1", "Set max_logprobs to a number, or leave it out."
 
 
 def _asynchronous(tuned: TunedSettings, given: Mapping[str, Any]) -> Found:

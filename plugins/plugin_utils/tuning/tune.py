@@ -48,7 +48,11 @@ SPLIT = "amd-vllm-v1-guide#configure-the-gpu-memory-utilization-parameter"
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 """Settings that are keys of a deployment, as the layout depends on them; recipes can only advise them."""
 RANGES = {
-    "--gpu-memory-utilization": (math.nextafter(0.0, 1.0), 1.0, "the part of a GPU's memory, above 0 and at most 1"),
+    "--gpu-memory-utilization": (
+        math.nextafter(0.0, 1.0),
+        1.0,
+        "the part of a GPU's memory, above 0 and at most 1",
+    ),
     "--max-num-seqs": (1, None, "at least 1"),
     "--max-num-batched-tokens": (1, None, "at least 1"),
     "--block-size": (1, None, "at least 1"),
