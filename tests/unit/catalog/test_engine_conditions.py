@@ -18,6 +18,7 @@ from catalog.tools.alternatives import merged
 from catalog.tools.checks import checks
 from catalog.tools.expressions import FALSE, NONE, TRUE, choice, decided, operation, simplified, together
 from catalog.tools.registries import registered, registries
+from catalog.tools.sources import read_module
 
 ENGINE = """
 from vllm.config import {classes}
@@ -123,6 +124,14 @@ def test_what_stops_a_release(tmp_path: Path, body: str, bad: dict[str, Any], go
     found = conditions(tmp_path, body)
     assert stops(found, **{f"EngineArgs__{name}": value for name, value in bad.items()}), found
     assert not stops(found, **{f"EngineArgs__{name}": value for name, value in good.items()}), found
+
+
+def test_no_condition_follows_from_what_is_installed(tmp_path: Path) -> None:
+    text = "HAS = find_spec('triton') is not None\nif HAS:\n    if not drivers():\n        HAS = False\n"
+    assert "HAS" not in read_module("vllm.config", text).values
+    assert "HAS" in read_module("vllm.config", "HAS = False\n").values
+    found = conditions(tmp_path, f"if self.size > 4 and not HAS:\n{RAISE}")
+    assert not stops(found, EngineArgs__size=5), found
 
 
 def test_a_division_counts_only_where_it_is_reached(tmp_path: Path) -> None:
