@@ -9,7 +9,7 @@ from typing import Any
 from ...module_utils.common.errors import suggest
 from ..catalog.images import ImageFacts
 from ..catalog.load import Knowledge
-from .option_refusals import as_map
+from .option_refusals import as_map, speculation
 from .tune import TunedSettings
 
 Found = Iterator[tuple[tuple[str, ...], str, str]]
@@ -24,6 +24,8 @@ PUBLISHED = ("tag", "family", "repository")
 SUFFIX_SINCE, CONNECTOR_SINCE = "0.11.1", "0.23.0"
 GRAPHS_FIRST = "0.17.0"
 """Since then the given connector is looked for before, while CUDA graphs are chosen; vllm/config/vllm.py."""
+ANY_QUANTIZATION = "0.19.0"
+"""Before, a draft's quantization is one of a list even where no model drafts; vllm/config/speculative.py."""
 EMPTY_PARSER = ("0.20.0", "0.28.0")
 """Releases that look for the parser named "" where reasoning_config names neither a parser nor both of its texts."""
 
@@ -99,13 +101,14 @@ def _reasoning(tuned: TunedSettings, knowledge: Knowledge) -> Found:
 def _draft(
     software: ImageFacts, tuned: TunedSettings, knowledge: Knowledge, max_model_len: int | None
 ) -> Found:
-    given, version = as_map(tuned.args.get("--speculative-config")) or {}, tuned.release.requested
+    given, version = speculation(tuned), tuned.release.requested
     key = ("speculative_config", "speculative")
     if given.get("method") == "suffix" and software.basis in PUBLISHED and _inside(tuned, SUFFIX_SINCE):
         what = "speculative_config: method suffix needs the package arctic-inference, which this image lacks."
         yield key, what, "Use method ngram, or an image of your own with that package."
     method, known = given.get("quantization"), knowledge.quantization(tuned.release)
-    if isinstance(method, str) and known and method.lower() not in known.methods and given.get("model"):
+    read = given.get("model") or not _inside(tuned, ANY_QUANTIZATION)
+    if isinstance(method, str) and known and method.lower() not in known.methods and read:
         what = f"speculative_config: vLLM {version} has no quantization method {method}."
         yield key, what, suggest(method, known.methods)
     longest = _number(given, "max_model_len")

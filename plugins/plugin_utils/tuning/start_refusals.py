@@ -14,8 +14,9 @@ from typing import Any
 from ...module_utils.common.errors import Problem
 from ..catalog.flag_values import Value
 from ..desired.deployment import Deployment
-from .companion_models import mapping
+from .graph_refusals import graph_refusals
 from .option_refusals import option_refusals
+from .speculative_refusals import speaks_of, speculative_refusals
 from .tune import TunedSettings
 
 NEEDS = (
@@ -45,13 +46,8 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     "--optimization-level": ("0", "1", "2", "3", "O0", "O1", "O2", "O3"),
 }
 """Flags whose parser takes more than the engine does; EngineArgs.create_engine_config, since 0.11.0."""
-OWN_DRAFT = ("eagle", "eagle3", "medusa", "mlp_speculator", "draft_model", "ngram", "[ngram]", "ngram_gpu")
-"""Methods of --speculative-config for which the number of tokens is in no checkpoint."""
-NEEDS_DRAFT = ("eagle", "eagle3", "medusa", "mlp_speculator", "draft_model")
 METRICS = "--show-hidden-metrics-for-version"
 _VERSION = re.compile(r"v?\d+(\.\d+)*")
-SPECULATIVE, COMPILATION = "--speculative-config", "--compilation-config"
-SIZES, LARGEST = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 
 
 def start_refusals(
@@ -65,9 +61,9 @@ def start_refusals(
         *_shapes(tuned),
         *_values(tuned, config),
         *_experts(tuned, config),
-        *_speculative(tuned, config),
-        *_capture_sizes(tuned),
-        *option_refusals(tuned, config, config is not None and _speaks_of(config, "vision", "audio")),
+        *speculative_refusals(tuned, config),
+        *graph_refusals(tuned),
+        *option_refusals(tuned, config is not None and speaks_of(config, "vision", "audio")),
     ]
     version = tuned.release.requested
     return tuple(
@@ -98,7 +94,7 @@ def _shapes(tuned: TunedSettings) -> Found:
 def _values(tuned: TunedSettings, config: Mapping[str, Any] | None) -> Found:
     if not tuned.table.line.inside("0.11.0", None, tuned.release.index):
         return
-    sees = config is not None and _speaks_of(config, "vision", "audio")  # else nothing reads them
+    sees = config is not None and speaks_of(config, "vision", "audio")  # else nothing reads them
     for flag, (low, high, meaning) in LIMITS.items() if sees else ():
         value = tuned.args.get(flag)
         if isinstance(value, (int, float)) and not (low <= value and (high is None or value < high)):
@@ -114,58 +110,8 @@ def _values(tuned: TunedSettings, config: Mapping[str, Any] | None) -> Found:
 
 def _experts(tuned: TunedSettings, config: Mapping[str, Any] | None) -> Found:
     flag = "--enable-expert-parallel"
-    if tuned.args.get(flag) is True and config is not None and not _speaks_of(config, "expert"):
+    if tuned.args.get(flag) is True and config is not None and not speaks_of(config, "expert"):
         yield flag, "the model has no experts", "Leave it out."
-
-
-def _speculative(tuned: TunedSettings, config: Mapping[str, Any] | None) -> Found:
-    given = tuned.args.get(SPECULATIVE)
-    if given is None or not isinstance(_plain(given), Mapping):
-        return
-    wanted = mapping(given)
-    method, draft = wanted.get("method"), wanted.get("model")
-    mtp = isinstance(method, str) and (method == "mtp" or method.endswith("_mtp"))
-    if wanted.get("num_speculative_tokens") is None and (
-        method in OWN_DRAFT or (draft is None and (method is None or mtp))
-    ):
-        yield SPECULATIVE, "it has no num_speculative_tokens", "Add num_speculative_tokens, such as 3."
-    elif draft is None and method in NEEDS_DRAFT:
-        yield SPECULATIVE, f"method {method} drafts with a model, and none is named", "Name it as model."
-    elif mtp and draft is None and config is not None and not _speaks_of(config, "mtp", "nextn"):
-        what = f"method {method} needs a model with layers that draft, and this one has none"
-        yield SPECULATIVE, what, "Use method ngram, or a draft model."
-    low, high = wanted.get("prompt_lookup_min"), wanted.get("prompt_lookup_max")
-    if isinstance(low, int) and isinstance(high, int) and low > high:
-        what = f"prompt_lookup_min is {low}, and prompt_lookup_max {high}"
-        yield SPECULATIVE, what, "Make it at least as large as prompt_lookup_min."
-    size, target = wanted.get("draft_tensor_parallel_size"), tuned.context.tp
-    if draft is not None and isinstance(size, int) and size not in (1, target):
-        what = f"draft_tensor_parallel_size is {size}, and tensor_parallel_size {target}"
-        yield SPECULATIVE, what, "Make them equal, or the draft's 1."
-
-
-def _speaks_of(config: Mapping[str, Any], *words: str) -> bool:
-    """Whether a key or the type of a config.json has one of these words."""
-    inner = config.get("text_config")
-    names = [*config, *(inner if isinstance(inner, Mapping) else ()), str(config.get("model_type"))]
-    return any(word in name for name in names for word in words)
-
-
-def _capture_sizes(tuned: TunedSettings) -> Found:
-    inner = mapping(tuned.args.get(COMPILATION))
-    sizes = tuned.args.get(f"--{SIZES.replace('_', '-')}", inner.get(SIZES))
-    largest = tuned.args.get(f"--{LARGEST.replace('_', '-')}", inner.get(LARGEST))
-    off = tuned.args.get("--enforce-eager") or inner.get("cudagraph_mode") == "NONE"
-    if (
-        off
-        or not isinstance(sizes, (list, tuple))
-        or not isinstance(largest, int)
-        or isinstance(largest, bool)
-    ):
-        return
-    if sizes and all(isinstance(size, int) for size in sizes) and max(sizes) < largest:
-        what = f"{LARGEST} is {largest}, and the largest of {SIZES} {max(sizes)}"
-        yield f"--{LARGEST.replace('_', '-')}", what, "Make them equal, or leave one out."
 
 
 def _plain(value: Value) -> Any:

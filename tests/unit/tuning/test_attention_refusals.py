@@ -23,6 +23,8 @@ from tests.oracles.real_engines import plan
     ("0.24.0", "deepseek-v3-bf16", {"block_size": 1}, "attention backend triton_mla"),
     ("0.24.0", "deepseek-v3-bf16", {"kv_cache_dtype": "fp8"}, ""),
     ("0.16.0", "deepseek-v3-bf16", {"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 is not among"),
+    ("0.16.0", "llama", {"attention_backend": "auto"}, "auto is no attention backend"),
+    ("0.18.0", "llama", {"attention_backend": "auto"}, ""),
     ("0.24.0", "deepseek-v3-bf16", {"dtype": "float"}, "dtype float32 is not among float16, bfloat16"),
     ("0.24.0", "deepseek-v3-bf16", {"dtype": "half"}, ""),
     ("0.24.0", "llama", {"dtype": "float"}, ""),
