@@ -125,17 +125,9 @@ def _slots(tuned: TunedSettings, given: Mapping[str, Any]) -> Found:
     each = int(given.get("method") == "draft_model")
     if given.get("parallel_drafting") is True and isinstance(drafted, int):
         each += drafted - 1
-    known = (
-        isinstance(tokens, int)
-        and isinstance(seqs, int)
-        and tuned.args.get("--max-num-scheduled-tokens") is None
-    )
-    if (
-        known
-        and each
-        and tokens <= each * seqs
-        and tuned.table.line.inside(SLOTS_SINCE, None, tuned.release.index)
-    ):
+    if not isinstance(tokens, int) or not isinstance(seqs, int) or "--max-num-scheduled-tokens" in tuned.args:
+        return
+    if each and tokens <= each * seqs and _inside(tuned, SLOTS_SINCE):
         what = f"drafts take {each * seqs} tokens of a step, and max_num_batched_tokens is {tokens}"
         yield SPECULATIVE, what, "Make it larger, or max_num_seqs smaller."
 
