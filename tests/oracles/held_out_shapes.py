@@ -175,6 +175,7 @@ ADDED: dict[str, Config] = {
     "GPTBigCodeForCausalLM": {"multi_query": True, "num_key_value_heads": 1},
     "Glm4MoeForCausalLM": {"head_dim": lambda s: s.head},
     "Glm4MoeLiteForCausalLM": {"first_k_dense_replace": lambda s: s.of(0, 1, 2)},
+    "HeliumForCausalLM": {"head_dim": lambda s: s.hidden // s.heads},  # as wide as its output projection
     "HYV3ForCausalLM": {
         "expert_hidden_dim": 128, "moe_intermediate_size": 128, "first_k_dense_replace": lambda s: s.of(0, 1, 2),
         "mlp_layer_types": None, "qk_norm": lambda s: s.of(True, False), "route_norm": True,

@@ -190,7 +190,11 @@ Placed = tuple[int, Union[Cache, State]]
 def _aligned(caches: Sequence[Placed], how: CacheLayout) -> CacheLayout:
     """Return the layout with blocks enlarged so that an attention page holds a state, if a model has both."""
     states = [state_bytes(cache, how) for _unused, cache in caches if isinstance(cache, State)]
-    tokens = [token_bytes(cache, how) for _unused, cache in caches if isinstance(cache, Cache)]
+    tokens = [
+        token_bytes(replace(cache, heads=cache.declared or cache.heads), how)
+        for _unused, cache in caches
+        if isinstance(cache, Cache)
+    ]
     if not states or not tokens:
         return how
     block = how.block_size * cdiv(max(states), how.block_size * max(tokens))

@@ -41,7 +41,7 @@ def zamba2(n: ConfigNumbers, family: Family, model_type: str) -> tuple[Layer, ..
     matrices, state = mamba2(ConfigNumbers({**n.config, **own}))
     plain = Layer((*matrices, vector("norm", n.hidden)), (state,))
     size = n.get("attention_head_dim", default=2 * n.hidden // max(1, n.heads))
-    cache = Cache(n.heads, size, size)
+    cache = Cache(n.heads, size, size, declared=n.get("num_key_value_heads", default=n.heads))
     layers, blocks = [], n.get("num_mem_blocks", default=1)
     kinds = n.items("layers_block_type") or n.items("layer_types")
     hybrid = n.items("hybrid_layer_ids")
