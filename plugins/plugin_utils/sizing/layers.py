@@ -149,9 +149,8 @@ def mixture(n: ConfigNumbers, family: Family) -> Matrices:
         result += linear(f"mlp.experts.0.{side}", inner, outer, OUT, bias, experts=experts)
     result += linear("mlp.experts.0.down_proj", outer, inner, IN, bias, experts=experts)
     count = n.get("n_shared_experts", "num_shared_experts", "num_shared_expert")
-    shared = n.get(
-        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", default=count * inner
-    )
+    each = n.get("moe_shared_expert_intermediate_size", default=inner)
+    shared = n.get("shared_expert_intermediate_size", default=count * each)
     if family.shared_is_intermediate:
         shared = n.intermediate
     if shared:

@@ -22,7 +22,7 @@ def test_a_shape_that_nobody_chose(name: str) -> None:
 
 def test_what_is_recorded() -> None:
     """Many architectures, a part of them on two ranks, and most of them known."""
-    assert len({case["config"]["architectures"][0] for case in CASES.values()}) == len(CASES) >= AT_LEAST
+    assert len({case["config"]["architectures"][0] for case in CASES.values()}) >= AT_LEAST
     assert sum(case["tp"] == 2 for case in CASES.values()) >= 15
     assert sum(judged(case, RECORDED["vllm"]).known for case in CASES.values()) >= 55
 
