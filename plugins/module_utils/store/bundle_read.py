@@ -18,7 +18,7 @@ from ..common.hashing import text_hash
 from ..common.module_main import NodeError
 from .blobs import Store, WrongContent
 from .bundle_index import BLOCK, BundleIndex, Piece, Volume, different_pins
-from .bundle_write import DISK_MARGIN, LOCK, read_index
+from .bundle_write import DISK_MARGIN, LOCK, disk_errors, read_index
 
 _CHUNK = 4 * 2**20
 _NAMED = 5  # wrong things that a message names
@@ -169,7 +169,8 @@ class _Loader:
 def _read(volume: Volume, directory: str, take: Take) -> _Found:
     """Read a volume once, and pass its content on."""
     found, whole = _Found(), hashlib.sha256()
-    with open(os.path.join(directory, volume.name), "rb") as file:
+    path = os.path.join(directory, volume.name)
+    with disk_errors(path), open(path, "rb") as file:
         for piece in volume.pieces:
             whole.update(file.read(BLOCK))
             content, left = hashlib.sha256(), piece.size

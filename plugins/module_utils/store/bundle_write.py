@@ -75,7 +75,8 @@ def write_bundle(
     }
     if check or whole:
         return result
-    os.makedirs(directory, mode=0o755, exist_ok=True)
+    with disk_errors(directory):
+        os.makedirs(directory, mode=0o755, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # a volume of it has to be written again
         os.unlink(os.path.join(directory, INDEX))
     writer = _Writer(store, directory)
@@ -89,6 +90,19 @@ def write_bundle(
     _record(replace(begun, volumes=tuple(done)), directory, INDEX)
     os.unlink(os.path.join(directory, PARTIAL))
     return result
+
+
+@contextlib.contextmanager
+def disk_errors(path: str) -> Iterator[None]:
+    """Raise NodeError for what the disk refuses while `path` is read or written."""
+    try:
+        yield
+    except OSError as error:
+        raise NodeError(
+            f"{path} cannot be copied to or from this host: {error.strerror}. Check the disk, its space and how it is "
+            "mounted (df, dmesg), and run again, which goes on.",
+            changed=True,
+        ) from error
 
 
 def header(piece: Piece) -> bytes:
@@ -141,7 +155,7 @@ class _Writer:
         """Write a volume, and return its hash; it gets its name when it is on disk."""
         path = os.path.join(self._directory, volume.name)
         whole = hashlib.sha256()
-        with open(f"{path}.partial", "wb") as file:
+        with disk_errors(path), open(f"{path}.partial", "wb") as file:
             for part in self._content(volume):
                 whole.update(part)
                 file.write(part)

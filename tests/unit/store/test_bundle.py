@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -327,6 +328,31 @@ def test_a_full_disk_is_said_before(
     assert "5.0 MiB free" in said["msg"]
     assert not os.path.exists(target.root)
     assert (tmp_path / "bundle").exists() is (module is bundle_read)
+
+
+@pytest.mark.parametrize("module", [bundle_write, bundle_read])
+def test_what_the_disk_refuses_is_told_with_the_volume(
+    create: Any, load: Any, source: Store, target: Store, monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    if module is bundle_read:
+        create()
+
+    def refuse() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "leave_if_abandoned", refuse)
+        said = (load if module is bundle_read else create)(fails=True)
+    assert f"{NAMES[0]} cannot be copied" in said["msg"]
+    assert "Input/output error" in said["msg"]
+    create()
+    load()
+    _assert_same(source, target)
+
+
+def test_a_directory_that_cannot_be_made_is_named(create: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "file/bundle cannot be copied" in create("file/bundle", fails=True)["msg"]
 
 
 def test_another_bundle_is_not_overwritten(create: Any, source: Store, tmp_path: Path) -> None:
