@@ -109,6 +109,10 @@ options:
       - With a limit, large files come over plain HTTP and not by Xet, which has none.
     type: int
     default: 0
+  offline:
+    description: Ask no hub. What the cache lacks is linked from O(store), and the module fails if that lacks it too.
+    type: bool
+    default: false
   program:
     description: The download program. The module's action plugin sets it; leave it out.
     type: str
@@ -210,6 +214,7 @@ def argument_spec():
         "timeout": {"type": "int", "default": 86400},
         "max_workers": {"type": "int", "default": 8},
         "bandwidth": {"type": "int", "default": 0},
+        "offline": {"type": "bool", "default": False},
         "program": {"type": "str", "default": ""},
         "docker_socket": {"type": "path", "default": SOCKET},
         **LEASE_OPTION,

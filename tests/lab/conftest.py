@@ -78,6 +78,7 @@ ORDER = (
     "burnin",
     "storage",
     "distribution",
+    "air_gap",
     "real_accuracy",
     "quantize",
 )

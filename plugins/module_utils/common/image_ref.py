@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 DEFAULT_REGISTRY = "docker.io"
+STORE_REGISTRY = "127.0.0.1:29869"
+"""Where a node serves its own content store to its engine during a pull, in a network without registries."""
 
 
 @dataclass(frozen=True)

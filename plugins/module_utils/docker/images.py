@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..common.disk_space import free_bytes, sized
-from ..common.image_ref import ImageRef, ImageSoftware, parse_ref
+from ..common.image_ref import STORE_REGISTRY, ImageRef, ImageSoftware, parse_ref
 from ..common.module_main import NodeError
 from ..common.paths import UNPACK_FACTOR
 from . import image_api
@@ -94,6 +94,12 @@ def converge_pull(
         check_disk(client, want)
     if not check:
         if image is None:
+            if near is None and want.pull.registry == STORE_REGISTRY:
+                raise NodeError(
+                    f"Image {want.name or want.pulled} is not in this node's content store, and with air_gap no "
+                    "registry is asked. Load a bundle that has it (bundle_load.yml), or look above at why no "
+                    "other host passed it on."
+                )
             with near.loaded(client) if near else nullcontext(warnings) as warnings:
                 _pull(client, want)
             image = _read_back(client, want)

@@ -3,7 +3,8 @@
 
 An engine lists an image under the name by which it was pulled, and starts containers by that name only. So its layers
 come from the loopback interface, under a name of no use, and a pull by the right name then finds them all there: of
-the registry it gets the manifest alone.
+the registry it gets the manifest alone. In a network without registries, the store is the registry by whose name it
+pulls.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 from ..common.disk_space import sized
+from ..common.image_ref import STORE_REGISTRY
+from ..common.module_main import NodeError
 from ..common.transfer_names import image_name
 from ..docker import image_api
 from ..docker.client import DockerClient, DockerError, NotFound
@@ -41,6 +44,11 @@ class StoredImage:
 
         A failure is one of these: the pull by name then brings the layers. Blobs that are wrong are removed.
         """
+        if self._want.pull.registry == STORE_REGISTRY:
+            with self._served():
+                yield []
+            self._drop()
+            return
         repository = name = ""
         warnings: list[str] = []
         with serve_image(self._store, self._manifest) as address:
@@ -56,14 +64,38 @@ class StoredImage:
         finally:
             with contextlib.suppress(NotFound):
                 client.json("DELETE", f"/images/{quote(name, safe='/:@')}")
+        self._drop()
+
+    @contextlib.contextmanager
+    def _served(self) -> Iterator[None]:
+        """Be the registry that the image is pulled from. Raise NodeError, with what is wrong in the store if "
+        "that is why."""
+        with serve_image(self._store, self._manifest, int(STORE_REGISTRY.rpartition(":")[2])):
+            try:
+                yield
+            except NodeError as error:
+                wrong = self._remove_wrong()
+                if not wrong:
+                    raise
+                raise NodeError(
+                    f"{len(wrong)} of {len(self._manifest.blobs)} blobs of {self._want.pulled} have other content in "
+                    f"{self._store.root} than was loaded: sha256:{', sha256:'.join(wrong)}. They are removed. Load the "
+                    "bundle again (bundle_load.yml). Check this node's disk and memory (dmesg)."
+                ) from error
+
+    def _drop(self) -> None:
         if not self._keep:
             self._store.drop(self._manifest)
 
-    def _explain(self, message: str) -> str:
-        """Say why the engine refused, and remove what is wrong in the store."""
-        wrong = self._store.verify(self._manifest.blobs)
+    def _remove_wrong(self) -> list[str]:
+        wrong = list(self._store.verify(self._manifest.blobs))
         for sha256 in wrong:
             self._store.remove(sha256)
+        return wrong
+
+    def _explain(self, message: str) -> str:
+        """Say why the engine refused, and remove what is wrong in the store."""
+        wrong = self._remove_wrong()
         registry = self._want.pull.registry
         if wrong:
             return (

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from ..common.module_main import NodeError
 from .blobs import Store
 from .manifest import Manifest
 
@@ -23,9 +24,9 @@ _PATH = re.compile(r"/v2/.+/(manifests|blobs)/sha256:([0-9a-f]{64})")
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, manifest: Manifest, port: int) -> None:
         self.store, self.blobs = store, manifest.blobs
-        super().__init__((HOST, 0), _Handler)
+        super().__init__((HOST, port), _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -70,9 +71,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serve_image(store: Store, manifest: Manifest) -> Iterator[str]:
-    """Serve an image on a port of the loopback interface; yield host:port. It ends with the block."""
-    server = _Server(store, manifest)
+def serve_image(store: Store, manifest: Manifest, port: int = 0) -> Iterator[str]:
+    """Serve an image on a port of the loopback interface, a free one unless it is given; yield host:port.
+
+    Raise NodeError if the port is in use.
+    """
+    try:
+        server = _Server(store, manifest, port)
+    except OSError as error:
+        raise NodeError(
+            f"Port {port} of {HOST} cannot be used ({error.strerror}), and Docker gets images from the content "
+            "store there. Find what listens there (ss -ltnp), stop it, and run again."
+        ) from error
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
     try:

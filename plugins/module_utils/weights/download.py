@@ -53,7 +53,7 @@ class DownloadRequest:
     program: the text of programs/download.py, which runs in the container. verify: hash files that were hashed before.
     proxy: variables of its environment. ca_file: a bundle on the node of the CAs that it trusts in place of its own.
     store: the content store, whose files come before the hub's.
-    bandwidth: bytes per second that it may take; 0 for no limit.
+    bandwidth: bytes per second that it may take; 0 for no limit. offline: no hub is asked.
     """
 
     snapshot: Snapshot
@@ -68,6 +68,7 @@ class DownloadRequest:
     ca_file: str = ""
     store: Store = field(default_factory=Store)
     bandwidth: int = 0
+    offline: bool = False
 
     @property
     def container(self) -> str:
@@ -137,6 +138,7 @@ def fetch_of(params: Mapping[str, Any]) -> DownloadRequest:
         proxies.check_ca_file(params["ca_file"]),
         Store(params["store"]),
         params["bandwidth"],
+        params["offline"],
     )
 
 
@@ -178,6 +180,8 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
         "diff": _diff(fetch, before, changed),
     }
     if absent and container != RUNNING:
+        if fetch.offline and stored is None and not check:
+            raise _not_stored(fetch, absent)
         require_program(fetch.program)
         if stored is None or not fetch.store.beside(snapshot.cache_dir):
             check_disk(fetch, absent, sum(rubbish.values()))
@@ -194,6 +198,8 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
         found = cache.sizes(snapshot)
         absent = cache.missing(snapshot, found)
     if absent and container != RUNNING:
+        if fetch.offline:
+            raise _not_stored(fetch, absent)
         _start(client, fetch, found)
     if absent or container == RUNNING:
         _wait(client, fetch)
@@ -221,6 +227,14 @@ def _check_content(fetch: DownloadRequest, linked: from_store.Linked, used: bool
         if stored is not None:
             fetch.store.drop(stored)
         raise
+
+
+def _not_stored(fetch: DownloadRequest, absent: Sequence[str]) -> NodeError:
+    return NodeError(
+        f"{len(absent)} files of {fetch.context.repo}@{fetch.context.commit[:12]} are not in "
+        f"{fetch.store.root}, or had other content there ({absent[0]} first), and with air_gap no hub is asked. "
+        "Load a bundle that has them (bundle_load.yml), or look above at why no other host passed them on."
+    )
 
 
 def _running(client: DockerClient) -> bool:

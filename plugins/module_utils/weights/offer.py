@@ -68,6 +68,13 @@ def _model(store: Store, snapshot: Snapshot, check: bool) -> dict[str, Any]:
     what += f" ({len(snapshot.files)} files, {sized(snapshot.bytes)})"
     if known or check:
         return _result(known, [] if known else [what], 0, started)
+    absent = cache.missing(snapshot, cache.sizes(snapshot))
+    if absent:
+        raise NodeError(
+            f"{snapshot.cache_dir} lacks {len(absent)} of {len(snapshot.files)} files of "
+            f"{snapshot.repo}@{snapshot.commit} ({absent[0]} first), so this host cannot give it to others. "
+            "Deploy it here, which downloads it (deploy.yml with --limit), and run again."
+        )
     return _result(from_store.share(store, snapshot), [what], 0, started)
 
 

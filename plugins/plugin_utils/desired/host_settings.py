@@ -14,7 +14,7 @@ from ..catalog.gpus import GpuCatalog
 from .deployment import REPO
 from .fetch_window import EXAMPLE, FetchWindow, parse_window
 from .public_variables import HostVariables
-from .registry_override import Override, parse_overrides
+from .registry_override import FROM_STORE, Override, parse_overrides
 
 ADDRESS = ("instinct_address", "ansible_host")
 """Variables with a host's address for other hosts; the first one that is set applies."""
@@ -40,6 +40,7 @@ VARIABLES = (
     "registry_override",
     "fetch_window",
     "fetch_now",
+    "air_gap",
     *ADDRESS,
 )
 
@@ -65,7 +66,7 @@ class HostSettings:
     clean: the driver may be reloaded to free VRAM that no process holds. verify: weights are hashed again. fetch_from:
     auto, peers or origin. distribution_rates: of uplink and interface in Mb/s, of the disk in MB/s, where declared.
     licenses: the accepted ones, by identifier or as repo:NAME. window: when it may fetch; None at any time, as with
-    fetch_now. no_proxy: None without a proxy.
+    fetch_now. no_proxy: None without a proxy. air_gap: no registry or hub is asked, as content stores have everything.
     """
 
     endpoint: str
@@ -88,14 +89,19 @@ class HostSettings:
     window: FetchWindow | None = None
     fetch_now: bool = False
     no_proxy: str | None = None
+    air_gap: bool = False
 
 
 def parse_settings(
     variables: Mapping[str, Any], catalog: GpuCatalog
 ) -> tuple[HostSettings, tuple[Problem, ...]]:
     """Validate the variables named in VARIABLES and ignore others; a variable that is None counts as not set."""
-    switches = {name: _switch(variables.get(name)) for name in ("gpu_clean", "verify", "fetch_now")}
+    switches = {
+        name: _switch(variables.get(name)) for name in ("gpu_clean", "verify", "fetch_now", "air_gap")
+    }
     own = HostVariables({**variables, **switches})
+    air_gap = own.boolean("air_gap")
+    rules = parse_overrides(own.check, own["registry_override"])
     no_proxy = _way_out(own)
     model, count = _declared(own.check, own["instinct_gpus"], catalog)
     settings = HostSettings(
@@ -117,10 +123,11 @@ def parse_settings(
         distribution_port=own.integer("distribution_port", 1024, 65000),
         distribution_rates=_rates(own),
         licenses=_licenses(own),
-        overrides=parse_overrides(own.check, own["registry_override"]),
+        overrides=(FROM_STORE,) if air_gap else rules,
         window=_window(own),
         fetch_now=own.boolean("fetch_now"),
         no_proxy=no_proxy,
+        air_gap=air_gap,
     )
     return settings, tuple(own.check.problems)
 

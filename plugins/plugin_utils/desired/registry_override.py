@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...module_utils.common.image_ref import DEFAULT_REGISTRY, ImageRef, parse_ref
+from ...module_utils.common.image_ref import DEFAULT_REGISTRY, STORE_REGISTRY, ImageRef, parse_ref
 from ..catalog.checker import Checker
 from .node_state import Image, NodeState
 
@@ -26,6 +26,11 @@ class Override:
 
     origin: str
     mirror: str
+
+
+FROM_STORE = Override("", STORE_REGISTRY)
+"""Images come from the node's own content store, whatever their registry: that becomes a part of the path, with _ for
+the colon, which a path must not have."""
 
 
 def parse_overrides(check: Checker, value: Any) -> tuple[Override, ...]:
@@ -53,6 +58,8 @@ def mirrored(ref: ImageRef, overrides: Iterable[Override]) -> ImageRef:
     """Return where an image is pulled from; the reference itself if no rule concerns it."""
     full = f"{ref.registry}/{ref.path}"
     for rule in overrides:
+        if rule is FROM_STORE:
+            return replace(ref, registry=rule.mirror, path=full.replace(":", "_", 1).lower())
         if full.startswith(f"{rule.origin}/"):
             registry, _slash, prefix = rule.mirror.partition("/")
             rest = full.removeprefix(f"{rule.origin}/")
@@ -87,7 +94,12 @@ def _own_names(image: Image, overrides: Iterable[Override]) -> list[str]:
     for name in image.digests:
         path, _at, digest = name.partition("@")
         for rule in overrides:
-            if path.startswith(f"{rule.mirror}/"):
+            if rule is FROM_STORE and path.startswith(f"{rule.mirror}/"):
+                registry, _slash, rest = path.removeprefix(f"{rule.mirror}/").partition("/")
+                registry = re.sub(r"_([0-9]+)$", r":\1", registry)
+                own = parse_ref(f"{registry}/{rest}@{digest}")
+                found.append(f"{own.repository}@{digest}")
+            elif path.startswith(f"{rule.mirror}/"):
                 own = parse_ref(f"{rule.origin}/{path.removeprefix(f'{rule.mirror}/')}@{digest}")
                 found.append(f"{own.repository}@{digest}")
     return [name for name in dict.fromkeys(found) if name not in image.digests]

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...module_utils.common.image_ref import parse_ref
 from ...module_utils.common.instance_key import InstanceKey
+from ...module_utils.common.transfer_names import image_name
 from ..desired.actions import ALIVE, Action, has_image, size
 from ..desired.deployment import Deployment
 from ..desired.deployment_parts import Build
@@ -71,6 +72,7 @@ class ModelStep:
     hashes: Mapping[str, str]
     present: bool = False
     offered: bool = False  # other hosts get it from here
+    offline: bool = False  # no hub is asked
 
     @property
     def bytes(self) -> int:
@@ -94,6 +96,7 @@ class ModelStep:
             **({"hashes": dict(self.hashes)} if self.hashes else {}),
             **({"verify": True} if self.present else {}),
             **({"offered": True} if self.offered else {}),
+            **({"offline": True} if self.offline else {}),
             "bytes": self.bytes,
             "exclude": list(self.exclude),
             "include": list(self.include),
@@ -295,7 +298,9 @@ def _image_step(host: Host, deployment: Deployment, lock: Lock) -> ImageStep:
     if pin is None:
         return ImageStep(deployment.image, deployment.image, "", None, ref.registry, None)
     name = pulled_name(ref, pin.digest, host.settings.overrides, host.state)
-    return ImageStep(deployment.image, name, pin.digest, pin.bytes, parse_ref(name).registry, None)
+    # What a bundle brought stays in the content store, for hosts that come later.
+    kept = host.settings.air_gap and host.state is not None and image_name(pin.digest) in host.state.stored
+    return ImageStep(deployment.image, name, pin.digest, pin.bytes, parse_ref(name).registry, None, kept)
 
 
 def has_weights(host: Host, wanted: ModelRepository, pin: ModelPin) -> bool:
@@ -448,6 +453,7 @@ def _step(
         include=include,
         image=image,
         hashes={name: text for name, text in pin.hashes if name in files},
+        offline=host.settings.air_gap,
     )
 
 

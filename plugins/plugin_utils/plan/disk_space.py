@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...module_utils.common.errors import Problem
-from ...module_utils.common.paths import DOCKER_ROOT, UNPACK_FACTOR
+from ...module_utils.common.paths import DATA_DIR, DOCKER_ROOT, UNPACK_FACTOR
+from ...module_utils.common.transfer_names import model_name
 from ..desired.actions import size
 from ..desired.fleet import Host
 from ..desired.node_state import Disk
@@ -26,7 +27,7 @@ def check_disk(
         if image.bytes is not None:
             needs.append((root, image.bytes * UNPACK_FACTOR, f"image {image.ref}"))
     for model in models:
-        left = max(0, model.bytes - _partial(host, model))
+        left = 0 if _linked(host, model) else max(0, model.bytes - _partial(host, model))
         needs.append((model.cache_dir, left, f"weights of {model.repo}"))
     by_device: dict[int, list[tuple[str, int, str]]] = {}
     disks: dict[int, Disk] = {}
@@ -47,6 +48,17 @@ def check_disk(
         what = f"not enough disk space for {paths}: {size(need)} are needed ({parts}), {size(free)} are free."
         problems.append(Problem((), what, _fix(entries, root), (host.name,)))
     return tuple(problems), tuple(warnings)
+
+
+def _linked(host: Host, model: ModelStep) -> bool:
+    """Return whether the content store has the files, and on the cache's file system, where links take no space."""
+    state = host.state
+    if state is None or not state.stored or not model.files:
+        return False
+    store, cache = disk_of(state.disks, DATA_DIR), disk_of(state.disks, model.cache_dir)
+    if store is None or cache is None or store.device != cache.device:
+        return False
+    return model_name(model.repo, model.commit, model.files) in state.stored
 
 
 def _fix(entries: Iterable[tuple[str, int, str]], root: str) -> str:

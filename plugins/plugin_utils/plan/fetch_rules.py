@@ -25,7 +25,7 @@ def outside_window(plan: FleetPlan, now: datetime) -> tuple[Problem, ...]:
         name, settings = host.host.name, host.host.settings
         # An image that is present is only probed, and one that is built fetches as much as one that is pulled.
         pulling = any(item.kind == "image" and item.before != "present" for item in host.actions)
-        window = None if settings.fetch_now else settings.window
+        window = None if settings.fetch_now or settings.air_gap else settings.window
         if window and (pulling or name in downloading) and not window.contains(now):
             found.setdefault(window, []).append(name)
     return tuple(_problem(window, names, now) for window, names in found.items())
@@ -41,7 +41,7 @@ def _problem(window: FetchWindow, names: Sequence[str], now: datetime) -> Proble
 def proxy_warnings(host: Host) -> tuple[str, ...]:
     """Return a warning about servers of one's own network that a host would ask its proxy for."""
     settings = host.settings
-    if settings.no_proxy is None:
+    if settings.no_proxy is None or settings.air_gap:
         return ()
     images = (parse_ref(item.image) for item in host.deployments if item.image)
     places = [host_of(mirrored(ref, settings.overrides).registry) for ref in images]

@@ -19,6 +19,7 @@ from ..generations.sources import SourceSelection, ahead_of_time, choose_sources
 from ..instances.factory import InstanceFactory
 from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
+from .air_gap import nowhere_stored
 from .host_plan import FleetPlan, HostPlan
 from .hub_limits import hub_load
 from .model_terms import judge_downloads
@@ -172,6 +173,10 @@ def plan_fleet(
     transfers, doubts = plan_transfers(
         [(item.host, item.fetch.images, item.fetch.models) for item in moving], [item.host for item in moving]
     )
+    _raise_problems(
+        nowhere_stored([(item.host, item.fetch.images, item.fetch.models) for item in moving], transfers),
+        fleet,
+    )
     shared = by_host(transfers)
     hosts = [
         stages.finish(
@@ -197,7 +202,14 @@ def plan_fleet(
         warnings += doubts if request.operation != STOP else ()  # which drains by itself, wherever they are
     passed_on = {(member.host.name, item.what) for item in transfers for member in item.receivers}
     load = hub_load(
-        [[step for step in host.models if (host.host.name, step.called) not in passed_on] for host in hosts],
+        [
+            [
+                step
+                for step in host.models
+                if not step.offline and (host.host.name, step.called) not in passed_on
+            ]
+            for host in hosts
+        ],
         factory.knowledge.hubs,
     )
     warnings += [load.warning] if load and load.warning else []

@@ -9,6 +9,7 @@ from typing import Callable
 from ...module_utils.common.errors import FleetError, Problem, natural
 from ..desired.fleet import Fleet
 from ..desired.lockfile import Lock, model_key
+from .air_gap import refuse_unpinned
 from .pins import absent_images, absent_models, missing_pins
 
 Token = Callable[[str], "str | None"]
@@ -20,6 +21,7 @@ def resolve_pins(fleet: Fleet, lock: Lock, refresh: bool, token: Token) -> Lock:
     images, models = missing_pins(fleet, lock, refresh)
     if not images and not models:
         return Lock()
+    refuse_unpinned(images, models, refresh)
     from .registry import ResolveError, image_pin, model_pin
 
     problems: list[Problem] = []
@@ -56,11 +58,16 @@ def access_warnings(fleet: Fleet, lock: Lock, fresh: Lock, token: Token) -> tupl
 
     `fresh` was resolved by this run, so it may be had. Raises FleetError with all refusals.
     """
-    images = [need for need in absent_images(fleet, lock) if need.ref not in fresh.images]
+    images = [
+        need
+        for need in absent_images(fleet, lock)
+        if need.ref not in fresh.images and not need.host.settings.air_gap
+    ]
     models = [
         need
         for need in absent_models(fleet, lock)
         if model_key(need.host.settings.endpoint, need.repo, need.revision) not in fresh.models
+        and not need.host.settings.air_gap
     ]
     if not images and not models:
         return ()

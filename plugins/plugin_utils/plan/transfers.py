@@ -106,12 +106,12 @@ def plan_transfers(
     room = {host.name: _room(host, images, models) for host, images, models in steps}
     members: dict[str, TransferMember | None] = {}
     for name, need in sorted(_needs(steps).items()):
-        choices = [host.settings.fetch_from for host, _unused in need.lacking]
+        choices = [_way(host) for host, _unused in need.lacking]
         if choices.count(ORIGIN) > len(choices) - MANY and PEERS not in choices:
             continue
         able: list[tuple[TransferMember, ImageStep | ModelStep]] = []
         for host, step in need.lacking:
-            if host.settings.fetch_from == ORIGIN:
+            if _way(host) == ORIGIN:
                 continue
             if host.name not in members:
                 members[host.name] = _member(host)
@@ -140,11 +140,13 @@ def _needs(
         if host.state is None or host.state.euid != 0:
             continue
         for image in images:
-            if image.digest and not image.build:
+            if image.digest and not image.build and not (host.settings.air_gap and has_stored(host, image)):
                 need = found.setdefault(name_of(image), _Need(IMAGE, image.ref))
                 need.lacking.append((host, image))
         for model in models:
             if model.present or not model.files or not model.commit:
+                continue
+            if host.settings.air_gap and has_stored(host, model):
                 continue
             key = (model.repo, model.commit, model.include, model.exclude, len(model.files), model.bytes)
             if key not in names:  # a hash of all files, which are the same for the same patterns
@@ -162,31 +164,34 @@ def _transfer(
     number: int,
 ) -> Transfer | None:
     """Return how these hosts get it from each other; None if each fetches for itself."""
-    insisting = any(member.host.settings.fetch_from == PEERS for member, _unused in able)
+    insisting = any(_way(member.host) == PEERS for member, _unused in able)
     if len(able) < (1 if insisting else MANY):
         return None
     step = able[0][1]
     holder = next(filter(None, (_holder(host, name, step) for host in everyone)), None)
-    if holder is None and len(able) < 2:
+    if holder is None and (len(able) < 2 or able[0][0].host.settings.air_gap):
         return None
     seed = holder or able[0][0]
     receivers = tuple(member for member, _unused in able if member.host.name != seed.host.name)
+    if not receivers:
+        return None
     origin = "" if holder else _origin(step)
     amount = step.bytes or 0
     seconds, bound = estimate(amount, [seed, *receivers], bool(origin))
     # Two ports each: what is moved at the same time must not meet, nor a program that has not ended yet.
     port = seed.host.settings.distribution_port + 2 * number + (MODEL_PORTS if need.kind == MODEL else 0)
     return Transfer(
-        name, need.kind, need.what, amount, origin, seed, receivers, _offer(step), port, seconds, bound
+        name, need.kind, need.what, amount, origin, seed, receivers, offer_of(step), port, seconds, bound
     )
 
 
 def _holder(host: Host, name: str, step: ImageStep | ModelStep) -> TransferMember | None:
     """Return a host that has it already, in its store, or a model in its cache."""
-    if host.state is None or host.settings.fetch_from == ORIGIN:
+    if host.state is None or _way(host) == ORIGIN:
         return None
     there = name in host.state.stored
-    if isinstance(step, ModelStep):  # the seed's cache is read; the store's files are the same ones
+    # Otherwise the seed's cache is read; the store's files are the same ones.
+    if isinstance(step, ModelStep) and not (there and host.settings.air_gap):
         there = any(
             item.complete
             and (item.cache_dir.rstrip("/"), item.repo, item.commit)
@@ -195,6 +200,15 @@ def _holder(host: Host, name: str, step: ImageStep | ModelStep) -> TransferMembe
             for item in host.state.models
         )
     return _member(host) if there else None
+
+
+def _way(host: Host) -> str:
+    return PEERS if host.settings.air_gap else host.settings.fetch_from
+
+
+def has_stored(host: Host, step: ImageStep | ModelStep) -> bool:
+    """Return whether the host's content store has what a step brings."""
+    return host.state is not None and bool(host.state.stored) and name_of(step) in host.state.stored
 
 
 def _member(host: Host) -> TransferMember | None:
@@ -268,7 +282,8 @@ def _origin(step: ImageStep | ModelStep) -> str:
     return step.registry if isinstance(step, ImageStep) else step.endpoint or HUB
 
 
-def _offer(step: ImageStep | ModelStep) -> dict[str, Any]:
+def offer_of(step: ImageStep | ModelStep) -> dict[str, Any]:
+    """Return the arguments of blob_fetch, and the registry of an image."""
     if isinstance(step, ImageStep):
         return {"image": {"pull": step.pull}, "registry": step.registry}
     given = {

@@ -33,7 +33,7 @@ ELSEWHERE = {
     for name in (
         "fleet_plan", "fleet_status", "host_audit", "rollout_verdict", "canary_verdict", "balancer_verdict",
         "bench_report", "bench_compare", "bench_export", "bench_history", "accuracy_report", "burnin_report",
-        "quantize_source",
+        "quantize_source", "bundle_content",
     )
 } | {
     f"ansible.builtin.{name}"

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import parse_ref
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.checker import Checker
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.registry_override import (
+    FROM_STORE,
     mirrored,
     parse_overrides,
+    with_own_names,
 )
 
 from tests.worlds.plan_world import DIGEST, PULL, apply_to_state, deployment, plan, problems, state
@@ -90,3 +93,20 @@ def test_hosts_of_one_engine_may_have_it_from_different_places() -> None:
     wanted = deployment(nodes=2, tensor_parallel_size=8, pipeline_parallel_size=2)
     made = plan({"n1": state(), "n2": state()}, [wanted], own=own)
     assert [host.images[0].pull for host in made.hosts] == [PULL, MIRRORED]
+
+
+@pytest.mark.parametrize(
+    ("ref", "name"),
+    [
+        ("registry.lab:5000/lab/vllm:1", "127.0.0.1:29869/registry.lab_5000/lab/vllm"),
+        ("rocm/vllm:1", "127.0.0.1:29869/docker.io/rocm/vllm"),
+        ("ubuntu", "127.0.0.1:29869/docker.io/library/ubuntu"),
+        ("quay.io/org/x_5:1", "127.0.0.1:29869/quay.io/org/x_5"),
+    ],
+)
+def test_names_in_the_content_store_lead_back_to_the_images_own(ref: str, name: str) -> None:
+    there = mirrored(parse_ref(ref), [FROM_STORE])
+    assert there.repository == name
+    image = {"id": "sha256:x", "tags": [], "digests": [f"{name}@{DIGEST}"], "bytes": 1}
+    found = with_own_names(NodeState.from_json(state(images=[image])), (FROM_STORE,))
+    assert found.images[0].digests[1:] == (f"{parse_ref(ref).repository}@{DIGEST}",)

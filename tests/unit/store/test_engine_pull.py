@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import image_name
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import images
+from ansible_collections.instinct.fleet.plugins.module_utils.store import engine_pull
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of
 from ansible_collections.instinct.fleet.plugins.modules import vllm_image
@@ -100,3 +103,58 @@ def test_a_blob_that_the_engine_refuses_is_named_and_removed(
     assert "pulled from registry.example:5000" in text
     assert store.size(layer[7:]) is None
     assert store.manifests() == []
+
+
+# ---- where no registry is asked --------------------------------------------------------------------------
+
+LOCAL = f"127.0.0.1:29869/registry.example_5000/lab/vllm@{digest(WORLD.top)}"
+
+
+def test_the_store_is_the_registry_where_there_is_no_other(
+    docker: FakeDocker, args: Args, store: Store, run_module: Any
+) -> None:
+    given = {**args, "pull": LOCAL, "keep_blobs": True}
+    result, failed = run_module(vllm_image.main, given)
+    assert not failed, result
+    assert _pulls(docker) == ["127.0.0.1:29869/registry.example_5000/lab/vllm"]
+    assert store.manifests(), "it stays for other hosts"
+    assert run_module(vllm_image.main, given)[0]["changed"] is False
+
+
+def test_no_registry_is_asked_for_what_the_store_lacks(
+    docker: FakeDocker, args: Args, store: Store, run_module: Any
+) -> None:
+    store.remove(digest(WORLD.layers[0])[7:])
+    result, failed = run_module(vllm_image.main, {**args, "pull": LOCAL})
+    assert failed
+    assert "not in this node's content store" in result["msg"]
+    assert "bundle_load.yml" in result["msg"]
+    assert _pulls(docker) == []
+
+
+def test_a_wrong_blob_is_named_and_removed_and_nothing_else_is_asked(
+    docker: FakeDocker, args: Args, store: Store, run_module: Any
+) -> None:
+    layer = digest(WORLD.layers[0])
+    Path(store.path(layer[7:])).write_bytes(b"x" + WORLD.layers[0][1:])
+    docker.pull_events = [{"error": "filesystem layer verification failed"}]
+    result, failed = run_module(vllm_image.main, {**args, "pull": LOCAL})
+    assert failed
+    assert layer in result["msg"]
+    assert "Load the bundle again" in result["msg"]
+    assert store.size(layer[7:]) is None
+
+
+def test_a_port_in_use_is_named(
+    docker: FakeDocker, args: Args, run_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        registry = f"127.0.0.1:{port}"
+        for module in (engine_pull, images):
+            monkeypatch.setattr(module, "STORE_REGISTRY", registry)
+        result, failed = run_module(
+            vllm_image.main, {**args, "pull": LOCAL.replace("127.0.0.1:29869", registry)}
+        )
+    assert failed
+    assert f"Port {port} of 127.0.0.1 cannot be used" in result["msg"]

@@ -179,3 +179,26 @@ def test_sharing_replaces_what_the_store_had_wrong(receiver: Args) -> None:
     blob.write_bytes(b"y" + _content(BIG)[1:])
     _shared(receiver)
     assert store.verify() == {}
+
+
+@pytest.mark.parametrize("stored", ["nothing", "a wrong byte"])
+def test_offline_no_hub_is_asked_for_what_the_store_lacks(
+    docker: FakeDocker, receiver: Args, run_module: Any, stored: str
+) -> None:
+    if stored != "nothing":
+        blob = Path(_shared(receiver).path(_sha256(_content(BIG))))
+        blob.unlink()
+        blob.write_bytes(b"y" + _content(BIG)[1:])
+    result, failed = run_module(hf_model.main, {**receiver, "offline": True})
+    assert failed
+    assert "no hub is asked" in result["msg"]
+    assert BIG in result["msg"] or stored == "nothing"
+    assert "bundle_load.yml" in result["msg"]
+    assert docker.changes() == []
+
+
+def test_offline_the_store_is_enough(docker: FakeDocker, receiver: Args, run_module: Any) -> None:
+    _shared(receiver)
+    result, failed = run_module(hf_model.main, {**receiver, "offline": True})
+    assert not failed, result
+    assert docker.changes() == []

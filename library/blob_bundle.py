@@ -1,0 +1,1 @@
+../plugins/modules/blob_bundle.py

@@ -1,0 +1,1 @@
+../plugins/modules/bundle_content.py

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find what a bundle of the fleet's deployments has to have, and what the lock beside the inventory pins.
+
+Documentation: plugins/modules/bundle_content.py (`ansible-doc -t module instinct.fleet.bundle_content`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
+from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import HF_CACHE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import (
+    CATALOG,
+    load_gpus,
+    read_yaml,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.closure import LOCK, closure, lock_pins
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
+
+
+class ActionModule(ControllerAction):
+    """bundle_content."""
+
+    options: ClassVar = {"load": {"type": "bool", "default": False}}
+
+    def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return images, models, pins, lock and about; for loading, only the pins of the whole lock."""
+        reader, host = InventoryReader(facts), str(facts["inventory_hostname"])
+        names = list(reader.groups().get(GROUP, ()))
+        path = reader.beside_inventory(names) / LOCK
+        if not path.exists():
+            fix = (
+                f"Copy {LOCK} of the bundle's directory there."
+                if options["load"]
+                else "Deploy first, or run plan.yml, which writes it."
+            )
+            raise FleetError([Problem((), f"{path} is not there.", fix)])
+        lock = read_lock(path)
+        if options["load"]:
+            return {"changed": False, "pins": lock_pins(lock)}
+        fleet = build_fleet(
+            {name: reader.host(name, True) for name in names}, reader.groups(), load_gpus(), offline=True
+        )
+        cache_dir = str(reader.value(host, "hf_model_cache_dir") or HF_CACHE).rstrip("/")
+        found = closure(fleet, lock, cache_dir)
+        for text in found.warnings:
+            self._display.warning(text)
+        data = found.to_json()
+        data["about"]["release"] = _release(CATALOG.parent)
+        return {"changed": False, "lock": path.read_text(encoding="utf-8"), **data}
+
+    def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
+        """Every problem of the input, with the place where it was written."""
+        reader = InventoryReader(facts)
+        problems = error.problems if isinstance(error, FleetError) else ()
+        lines = [problem.text(reader.origin(problem), reader.deployment(problem)) for problem in problems]
+        return "\n".join(["Nothing was changed.", *(f"* {line}" for line in lines)])
+
+
+def _release(root: Path) -> str:
+    """Return the release of the toolkit; a clone has galaxy.yml, an installed collection MANIFEST.json."""
+    if (root / "galaxy.yml").exists():
+        return str(read_yaml(root / "galaxy.yml")["version"])
+    return str(read_yaml(root / "MANIFEST.json")["collection_info"]["version"])

@@ -1,0 +1,178 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: write, verify or load a bundle of a node's content store."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: blob_bundle
+short_description: Carry images and weights to a network without a way to registries and hubs
+version_added: "0.2.0"
+description:
+  - Writes blobs of the content store into volumes, which are tar files of at most a given size, with an index of all of
+    them and their hashes. A volume that is there with its hash is not written again.
+  - Verifies the volumes, and names what is missing or wrong; nothing is changed.
+  - Loads the blobs into another node's content store, each hashed on its way. A blob with wrong content is refused and
+    named with its volume; what is right stays, and the next run goes on.
+author: instinct-fleet contributors (@instinct-fleet)
+options:
+  state:
+    description: V(created) writes a bundle, V(verified) reads it, V(loaded) brings it into O(store).
+    type: str
+    choices: [created, verified, loaded]
+    required: true
+  path:
+    description: The directory of the bundle on the node.
+    type: path
+    required: true
+  manifests:
+    description: What to put into the bundle, each as M(instinct.fleet.blob_fetch) returns it. Needed to create one.
+    type: list
+    elements: dict
+    default: []
+  about:
+    description:
+      - The release, the deployments and the licences of the bundle, as M(instinct.fleet.bundle_content) returns them.
+    type: dict
+    default: {}
+  lock:
+    description: The text of C(fleet.lock.json), which is put beside the volumes. Needed to create a bundle.
+    type: str
+    default: ""
+  pins:
+    description:
+      - Digests of images by reference, and commits of models by their key in the lock. With O(state=created), those
+        of the
+        content; with O(state=loaded), those of the lock, with which the bundle's are compared.
+    type: dict
+    default: {}
+  volume_size:
+    description: Bytes that a volume has at most, not less than a MiB.
+    type: int
+    default: 107374182400
+  base:
+    description: The directory of an earlier bundle, or its C(bundle.json). Blobs that it has are left out.
+    type: path
+    default: ""
+  store:
+    description: The content store.
+    type: path
+    default: /var/lib/instinct-fleet/store
+  timeout:
+    description: Seconds to wait for another run of this module, or of M(instinct.fleet.blob_fetch), on the node.
+    type: int
+    default: 14400
+extends_documentation_fragment:
+  - instinct.fleet.attributes
+  - instinct.fleet.lease
+attributes:
+  check_mode:
+    support: full
+    details: >-
+      Names the volumes that would be written or loaded, after the same checks; with O(state=verified) it reads all.
+  diff_mode:
+    support: full
+    details: Whether everything is there, before and after.
+  idempotent:
+    support: full
+    details: Whole volumes are not written again, and blobs that the store has are not loaded again.
+"""
+
+EXAMPLES = r"""
+- name: Load a bundle
+  instinct.fleet.blob_bundle:
+    state: loaded
+    path: /media/bundle
+    pins: "{{ __bundle_content.pins }}"
+"""
+
+RETURN = r"""
+bundle_id:
+  description: SHA-256 of what the bundle has, by which a later one names it as its base.
+  type: str
+  returned: success
+volumes:
+  description: Names of the volumes; with O(state=loaded) of those that were read.
+  type: list
+  elements: str
+  returned: success
+bytes:
+  description: Size of the volumes; with O(state=loaded) of what the store lacked.
+  type: int
+  returned: success
+wrong:
+  description: What is missing or wrong, by volume.
+  type: list
+  elements: str
+  returned: when there is any
+actions:
+  description: What was done; in check mode what would be.
+  type: list
+  elements: str
+  returned: success
+"""
+
+from contextlib import nullcontext
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
+from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.store.bundle_index import plan_bundle
+from ansible_collections.instinct.fleet.plugins.module_utils.store.bundle_read import (
+    load_bundle,
+    verify_bundle,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.store.bundle_write import (
+    read_index,
+    write_bundle,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
+
+
+def argument_spec():
+    """Return the module's options."""
+    return {
+        "state": {"type": "str", "required": True, "choices": ["created", "verified", "loaded"]},
+        "path": {"type": "path", "required": True},
+        "manifests": {"type": "list", "elements": "dict", "default": []},
+        "about": {"type": "dict", "default": {}},
+        "lock": {"type": "str", "default": ""},
+        "pins": {"type": "dict", "default": {}},
+        "volume_size": {"type": "int", "default": 100 * 2**30},
+        "base": {"type": "path", "default": ""},
+        "store": {"type": "path", "default": paths.STORE},
+        "timeout": {"type": "int", "default": 14400},
+        **LEASE_OPTION,
+    }
+
+
+def work(params, check):
+    """Do what the state says. Return the module's result."""
+    if params["state"] == "verified":
+        return verify_bundle(params["path"])
+    store = Store(params["store"])
+    with nullcontext() if check else run_lock("blob_fetch", params["timeout"]):
+        if params["state"] == "loaded":
+            return load_bundle(store, params["path"], params["pins"], check)
+        index = plan_bundle(
+            [parse_manifest(item) for item in params["manifests"]],
+            params["about"],
+            params["lock"],
+            params["pins"],
+            params["volume_size"],
+            read_index(params["base"]) if params["base"] else None,
+        )
+        return write_bundle(store, index, params["lock"], params["path"], check)
+
+
+def main():
+    """Run the module."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    finish(module, (), leased(module, lambda: work(module.params, module.check_mode)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bundle that was made where registry and hub are serves tokens in a network that has no way to them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dxf import DXF
+
+from lab.config import SERVICES_ADDRESS
+
+from .conftest import LAB, Lab, Run, container, reset_lab
+from .helpers import STANDIN, completion, deployment
+from .test_distribution import ENGINE
+
+OTHER = "registry.lab:5000/lab/standin:air-gap"
+GROUP = 54321
+"""A group of the control node's processes in this test alone, as others ask the same registry and hub meanwhile."""
+PLACES = sorted({LAB.services_address, SERVICES_ADDRESS})
+BUNDLES = "/var/tmp/bundles"
+LAYER_BYTES = 3_000_000
+ENVIRONMENT = "docker exec $(docker ps -q) sh -c 'cat /proc/[0-9]*/environ' | tr '\\0' '\\n' | sort | uniq"
+
+
+def _publish_other() -> int:
+    """Give the stand-in's image another layer, under a tag of its own; return the bytes that are new."""
+    registry = DXF(f"{SERVICES_ADDRESS}:5000", "lab/standin", insecure=True)
+    manifest = json.loads(registry.get_manifest("latest"))
+    config = json.loads(b"".join(registry.pull_blob(manifest["config"]["digest"])))
+    tar = io.BytesIO()
+    # A tar file with one file of random bytes: what cannot be compressed is sent as it is.
+    with tarfile.open(fileobj=tar, mode="w") as stream:
+        info = tarfile.TarInfo("air-gap")
+        info.size = LAYER_BYTES
+        stream.addfile(info, io.BytesIO(random.Random(1).randbytes(LAYER_BYTES)))
+    layer = tar.getvalue()
+    digest = f"sha256:{hashlib.sha256(layer).hexdigest()}"
+    config["rootfs"]["diff_ids"].append(digest)
+    config["history"].append({"created": "2026-01-01T00:00:00Z", "comment": "air-gap"})
+    text = json.dumps(config, sort_keys=True).encode()
+    name = f"sha256:{hashlib.sha256(text).hexdigest()}"
+    manifest["config"] = {**manifest["config"], "size": len(text), "digest": name}
+    manifest["layers"].append({**manifest["layers"][0], "size": len(layer), "digest": digest})
+    registry.push_blob(data=iter([layer]), digest=digest, check_exists=True)
+    registry.push_blob(data=iter([text]), digest=name, check_exists=True)
+    registry.set_manifest("air-gap", json.dumps(manifest))
+    return len(layer) + len(text) + len(json.dumps(manifest))
+
+
+def _changed_weights(lab: Lab) -> int:
+    """Bytes of the files that differ between the two commits of the model, by the hashes of the lock."""
+    pins = json.loads((lab.inventory / "fleet.lock.json").read_text(encoding="utf-8"))["models"]
+    old, new = (next(pin for key, pin in pins.items() if key.endswith(f"@{name}")) for name in ("v1", "main"))
+    return sum(size for path, size in new["files"].items() if old["hashes"].get(path) != new["hashes"][path])
+
+
+def _carry_out(host: str, to: Path) -> None:
+    with to.open("wb") as file:
+        command = ["docker", "exec", container(host), "tar", "-C", BUNDLES, "-cf", "-", "."]
+        subprocess.run(command, check=True, stdout=file)
+
+
+def _carry_in(host: str, source: Path) -> None:
+    with source.open("rb") as file:
+        command = ["docker", "exec", "-i", container(host), "bash", "-c"]
+        subprocess.run([*command, f"mkdir -p {BUNDLES} && tar -C {BUNDLES} -xf -"], check=True, stdin=file)
+
+
+def _rule(place: str, *owner: str) -> list[str]:
+    return ["POSTROUTING", "-d", place, *owner, "-j", "DROP"]
+
+
+@pytest.fixture
+def no_route(fresh_lab: Lab) -> Iterator[Lab]:
+    """Nothing leaves the nodes, nor the control node's processes of GROUP, for registry and hub; what tries is counted.
+
+    _cut() begins it: the bundle is made before.
+    """
+    own = os.getgid()
+    try:
+        yield fresh_lab
+    finally:
+        os.setregid(own, own)
+        for place in PLACES:
+            rule = _rule(place, "-m", "owner", "--gid-owner", str(GROUP))
+            subprocess.run(["iptables", "-t", "mangle", "-D", *rule], check=False)
+        reset_lab()
+
+
+def _cut(lab: Lab) -> None:
+    for place in PLACES:
+        rule = _rule(place, "-m", "owner", "--gid-owner", str(GROUP))
+        subprocess.run(["iptables", "-t", "mangle", "-I", *rule], check=True)
+        for host in lab.hosts:
+            lab.on(host, f"iptables -t mangle -I {' '.join(_rule(place))}")
+    os.setregid(GROUP, GROUP)
+
+
+def _tried(lab: Lab) -> dict[str, int]:
+    """Packets to registry and hub since they were cut off, of each node and of the control node."""
+    listing = "iptables -t mangle -L POSTROUTING -v -n -x"
+    texts = {host: lab.on(host, listing) for host in lab.hosts}
+    texts["control node"] = subprocess.run(
+        listing.split(), text=True, check=True, stdout=subprocess.PIPE
+    ).stdout
+    found = {}
+    for name, text in texts.items():
+        lines = [
+            line.split()
+            for line in text.splitlines()
+            if "DROP" in line and any(f" {p} " in f"{line} " for p in PLACES)
+        ]
+        assert len(lines) >= len(PLACES), text
+        found[name] = sum(int(line[0]) for line in lines)
+    return found
+
+
+def _ok(run: Run) -> Run:
+    assert run.rc == 0, run.out[-5000:]
+    return run
+
+
+def _create(lab: Lab, host: str, name: str, *more: str) -> int:
+    """Make a bundle on a host, and return its size in bytes."""
+    place = f"{BUNDLES}/{name}"
+    _ok(
+        lab.play(
+            "bundle_create",
+            "--limit",
+            host,
+            "-e",
+            f"bundle_dir={place}",
+            "-e",
+            "bundle_volume_size=67108864",
+            *more,
+        )
+    )
+    return int(lab.on(host, f"cat {place}/* | wc -c"))
+
+
+@pytest.mark.deep
+def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path: Path) -> None:
+    lab, (maker, other) = no_route, no_route.hosts[:2]
+    first = deployment(image=STANDIN, revision="v1")
+    second = deployment(image=OTHER)
+    added = _publish_other()
+
+    lab.write_vars(vllm_deployments=[first])
+    _ok(lab.play("deploy", "--limit", maker))
+    whole = _create(lab, maker, "first")
+    lab.write_vars(vllm_deployments=[second])
+    _ok(lab.play("deploy", "--limit", maker))
+    base = f"bundle_base={BUNDLES}/first/bundle.json"
+    difference = _create(lab, maker, "second", "-e", base)
+    changed = added + _changed_weights(lab)
+    print(
+        f"first bundle {whole:,} bytes; changed {changed:,}, second {difference:,}: {difference / changed:.4f}"
+    )
+    assert LAYER_BYTES < changed < difference <= 1.01 * changed
+    again = _ok(lab.play("bundle_create", "--limit", maker, "-e", f"bundle_dir={BUNDLES}/second", "-e", base,
+                         "-e", "bundle_volume_size=67108864"))  # fmt: skip
+    assert again.changed() == []
+    _carry_out(maker, tmp_path / "carried.tar")
+
+    reset_lab()
+    for host in lab.hosts:
+        lab.on(host, ENGINE)
+    _carry_in(maker, tmp_path / "carried.tar")
+    lock = lab.inventory / "fleet.lock.json"
+    shutil.move(lock, tmp_path / "lock.json")
+    lab.write_vars(vllm_deployments=[second], air_gap=True)
+    _cut(lab)
+
+    place = ["--limit", maker, "-e", f"bundle_dir={BUNDLES}/second"]
+    refused = lab.play("bundle_load", *place)
+    assert refused.rc != 0
+    assert "Copy fleet.lock.json of the bundle" in refused.out
+    lock.write_text(lab.on(maker, f"cat {BUNDLES}/second/fleet.lock.json"), encoding="utf-8")
+    refused = lab.play("bundle_load", *place)
+    assert refused.rc != 0
+    assert "Load the earlier bundle" in refused.out
+    refused = lab.play("deploy")
+    assert refused.rc != 0
+    assert "Load a bundle that has it" in refused.out
+
+    _ok(lab.play("bundle_verify", *place))
+    first_place = ["--limit", maker, "-e", f"bundle_dir={BUNDLES}/first"]
+    assert lab.killed_at("Write, verify or load the bundle", "bundle_load", *first_place)
+    for name in ("first", "second"):
+        _ok(lab.play("bundle_load", "--limit", maker, "-e", f"bundle_dir={BUNDLES}/{name}"))
+    run = _ok(lab.play("deploy"))
+    assert "ignoring" not in run.out
+    assert {(item["seed"], item["origin"]) for item in run.plan()["transfers"]} == {(maker, None)}
+    for host in lab.hosts:
+        assert completion(lab, host, 8000)["usage"]["completion_tokens"]
+        assert "HF_HUB_OFFLINE=1" in lab.on(host, ENVIRONMENT)
+    assert any(one.startswith("link lab/tiny-llama@") for one in run.actions()[other])
+    assert _ok(lab.play("deploy")).changed() == []
+    tried = _tried(lab)
+    print(f"packets to registry and hub: {tried}")
+    assert set(tried.values()) == {0}
+
+    # What counts would have counted.
+    for host in lab.hosts:
+        lab.on(host, f"timeout 2 bash -c '</dev/tcp/{LAB.services_address}/8080'", check=False)
+    with contextlib.suppress(OSError):
+        socket.create_connection((SERVICES_ADDRESS, 5000), timeout=2)
+    assert min(_tried(lab).values()) > 0
