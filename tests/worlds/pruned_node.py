@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.engine import read_images
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.generations import read_generations
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.storage import read_models
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.record import StoreUpdate, change
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_writer import GenerationWriter
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import (
@@ -113,9 +117,14 @@ class PrunedNode:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(os.path.relpath(blob, link.parent))
         self._write(self.hub / f"refs/v{number}", commit(number).encode())
-        self._write(self.hub / f".instinct-fleet/{commit(number)}.json", b"{}")
-        self._write(self.top / f"var/cache/v{number}-0/triton/x", b"cache")
+        self._write(self.hub / f".instinct-fleet/{commit(number)}.json", self._marker(number))
+        self._write(self.top / f"var/cache/llama-{number}/triton/x", b"cache")
         self._record(number)
+
+    def _marker(self, number: int) -> bytes:
+        files = {name: len(content) for name, content in weights(number).items()}
+        found = {"repo": REPO, "revision": "main", "commit": commit(number), "files": files}
+        return json.dumps({**found, "bytes": sum(files.values()), "exclude": [], "include": []}).encode()
 
     def _record(self, number: int) -> None:
         """Record it as a deploy does; the sixth drops the first, and so on."""
@@ -124,7 +133,7 @@ class PrunedNode:
         record |= {"generation": number, "image": f"r.example/vllm@{digest(number)}"}
         record["weights"] = [[REPO, commit(number)]]
         for item in (*record["members"], *host["instances"]):
-            item["name"] = f"v{number}-0"
+            item["name"] = f"llama-{number}"
         update = StoreUpdate(record=host["generations"], instances=host["instances"], keep=KEPT)
         change(GenerationWriter(self.node.state_dir), update, False)
 
@@ -138,14 +147,14 @@ class PrunedNode:
         for number in self.kept:
             members = records.generation("llama", number)["members"]
             there = {
-                "record": [item["name"] for item in members] == [f"v{number}-0"]
+                "record": [item["name"] for item in members] == [f"llama-{number}"]
                 and bool(members[0]["server"]),
                 "image": f"r.example/vllm@{digest(number)}" in images,
                 "stored image": f"image {digest(number)}" in names,
                 "stored model": f"model {REPO}@{commit(number)} 12ab" in names,
                 "marker": (self.hub / f".instinct-fleet/{commit(number)}.json").exists(),
                 "ref": (self.hub / f"refs/v{number}").exists(),
-                "cache": (self.top / f"var/cache/v{number}-0/triton/x").exists(),
+                "cache": (self.top / f"var/cache/llama-{number}/triton/x").exists(),
             }
             for name, content in weights(number).items():
                 path = self.hub / "snapshots" / commit(number) / name
@@ -187,12 +196,23 @@ class PrunedNode:
         }
         for number in self.kept:
             kept[f"hf/hub/models--a--b/snapshots/{commit(number)}"] = sorted(weights(number))
-            kept[f"var/cache/v{number}-0/triton"] = ["x"]
+            kept[f"var/cache/llama-{number}/triton"] = ["x"]
         names = {item.name: item.id for item in self.store.manifests()}
         wanted = [f"image {digest(number)}" for number in self.kept]
         wanted += [f"model {REPO}@{commit(number)} 12ab" for number in self.kept]
         kept["var/store/manifests"] = sorted(f"{names[name]}.json" for name in wanted)
         return kept
+
+    def observed(self) -> dict[str, Any]:
+        """What node_state reads of it, as of a node on which all is where it usually is."""
+        source = Source()
+        entries = {image["Id"]: image for image in self.docker.images.values()}
+        models, _unused = read_models(source, list(self.node.caches))
+        return state(
+            images=read_images(source, self.node.data_dir, list(entries.values())),
+            models=[{**item, "cache_dir": "/var/lib/instinct-fleet/hf"} for item in models],
+            generations=read_generations(source, self.node.state_dir),
+        )
 
     def given(self) -> str:
         """What the program of a test needs to know of the node, as JSON."""

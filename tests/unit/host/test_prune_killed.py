@@ -10,16 +10,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    ROLLBACK,
+    OperationRequest,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import Roots
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import converge
 
 from tests import ROOT
 from tests.worlds.fake_docker import FakeDocker
-from tests.worlds.pruned_node import PrunedNode
+from tests.worlds.generations_world import planned
+from tests.worlds.plan_world import deployment
+from tests.worlds.pruned_node import PrunedNode, commit, digest
 
 POINTS = 36
 # The module itself, which ends as by kill -9 before the change of that number; in the end it says how many it made.
@@ -71,10 +79,35 @@ def test_seven_generations(node: PrunedNode) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     actions = json.loads(done.stdout)["actions"]
     assert {" ".join(text.split()[1:3]) for text in actions} >= {"image r.example/vllm:1", "image r.example/vllm:2",
-        "weights a/b@111111111111", "weights a/b@222222222222", "cache v1-0", "cache v2-0", "probe ffffffffffff",
+        "weights a/b@111111111111", "weights a/b@222222222222", "cache llama-1", "cache llama-2", "probe ffffffffffff",
         "stored blobs-of-no-manifest"}  # fmt: skip
     assert (node.lost(), node.everything()) == ([], node.wanted())
     assert int(done.stderr.split()[-1]) >= POINTS  # there are as many points at which it can be killed
+
+
+def rollback(node: PrunedNode, number: int) -> dict[str, Any]:
+    """The plan of a rollback to a generation, on the node as it is."""
+    request = OperationRequest(ROLLBACK, frozenset(["llama"]), number, why="answers got worse")
+    return planned({"n1": node.observed()}, [deployment(name="llama")], request).to_json()
+
+
+def test_every_kept_generation_can_be_rolled_back_to_without_a_network(node: PrunedNode) -> None:
+    converge(DockerClient(node.docker.path), node.node, Roots(), False)
+    for number in node.kept:
+        plan = rollback(node, number)
+        assert plan["excluded"] == {}
+        todo = plan["hosts"]["n1"]
+        assert [item["name"] for item in todo["servers"]] == [f"llama-{number}"]
+        assert (todo["images"], todo["models"], plan.get("transfers")) == ([], [], None)  # nothing is fetched
+    for number in (1, 2):
+        with pytest.raises(FleetError, match=f"generation {number} was pruned"):
+            rollback(node, number)
+    for name, image in list(node.docker.images.items()):
+        if digest(4) in " ".join(image["RepoDigests"]):
+            del node.docker.images[name]
+    assert "image" in rollback(node, 4)["excluded"]["n1"]
+    (node.hub / "snapshots" / commit(5) / "model.safetensors").unlink()
+    assert "the weights of a/b at 555555555555 are incomplete" in rollback(node, 5)["excluded"]["n1"]
 
 
 def points(count: int) -> list[int]:
