@@ -75,9 +75,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
+from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import Roots
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
-from ansible_collections.instinct.fleet.plugins.module_utils.host.prune import Roots
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths, converge
 
 

@@ -218,8 +218,8 @@ def check_disk(client: DockerClient, want: ImagePull) -> None:
         raise NodeError(
             f"Not enough disk for image {want.pulled}: {root} has {sized(have)} free, and the pull needs "
             f"{sized(need)} ({sized(want.bytes)} compressed, {UNPACK_FACTOR} times that unpacked and while "
-            "unpacking). Remove images that nothing uses (docker image prune -a), or move Docker's "
-            "data-root to a larger disk."
+            "unpacking). Remove images that nothing refers to (playbooks/prune.yml), or move "
+            "Docker's data-root to a larger disk."
         )
 
 
@@ -240,7 +240,7 @@ def _read_back(client: DockerClient, want: ImagePull) -> Json:
     if image is None:
         raise NodeError(
             f"The engine reported a complete pull of {want.pulled}, but does not have it. Another process "
-            "may have removed it (docker image prune). Run again.",
+            "may have removed it. Run again.",
             changed=True,
         )
     digests = [str(digest).rpartition("@")[2] for digest in image.get("RepoDigests") or []]
@@ -272,8 +272,8 @@ def explain_pull(message: str, want: ImagePull) -> str:
         ),
         (
             r"no space left on device",
-            "the disk of Docker's directory is full. Remove images that nothing uses (docker image prune "
-            "-a), then run again: complete layers are kept.",
+            "the disk of Docker's directory is full. Remove images that nothing refers to "
+            "(playbooks/prune.yml), then run again: complete layers are kept.",
         ),
         (
             r"toomanyrequests|rate limit|429 Too Many",

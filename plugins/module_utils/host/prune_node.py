@@ -8,16 +8,27 @@ import json
 import os
 import re
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from ..common import paths
 from ..common.disk_space import sized
-from ..common.files import read_text
+from ..common.files import read_text, sync_directory
 from ..common.module_main import NodeError
+from ..common.prune import (
+    IMAGE,
+    PROBE,
+    STORED,
+    WEIGHTS,
+    FoundImage,
+    FoundThings,
+    FoundWeights,
+    Leftover,
+    Roots,
+    removals,
+)
 from ..common.run_lock import run_lock
 from ..docker import image_api
 from ..docker.build import LABEL as BUILT
@@ -26,24 +37,13 @@ from ..observe.generations import read_generations
 from ..observe.source import Source, listing
 from ..serving.instance_caches import warm_key
 from ..store.blobs import Store
-from .prune import (
-    IMAGE,
-    STORED,
-    WEIGHTS,
-    FoundBlobs,
-    FoundImage,
-    FoundThings,
-    FoundWeights,
-    Leftover,
-    Roots,
-    removals,
-)
+from .prune_store import found_stored, remove_stored
 
 OURS = "instinct-fleet."  # every label of the toolkit begins so
 FETCH, MEASURE = OURS + "fetch", OURS + "bench"
 LOCKS = ("vllm_image", "hf_model", "blob_fetch", "vllm_bench")  # modules that make what is removed here
 LOCK_SECONDS = 30
-LOOSE = "loose"  # the id of blobs of no manifest
+REMOVING = ".removing"  # the marker of weights whose removal has begun
 
 _COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 
@@ -101,10 +101,12 @@ def _containers(client: DockerClient) -> list[Json]:
 
 def _found(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -> FoundThings:
     used = {str(item.get("ImageID")) for item in containers}
+    images = tuple(_image(node, item, used) for item in client.json("GET", "/images/json"))
     return FoundThings(
-        images=tuple(_image(node, item, used) for item in client.json("GET", "/images/json")),
+        images=images,
+        probes=_probes(node, {item.id for item in images}),
         weights=tuple(item for cache_dir in node.caches for item in _weights(cache_dir)),
-        stored=tuple(_stored(node.store)),
+        stored=tuple(found_stored(node.store)),
         caches=_sizes(f"{node.data_dir}/cache"),
         benches=_sizes(f"{node.data_dir}/bench"),
         datasets=_sizes(f"{node.data_dir}/dataset"),
@@ -127,13 +129,21 @@ def _software(node: PrunePaths, image_id: str) -> str:
     return f"{node.data_dir}/{paths.software_file(image_id)[len(paths.DATA_DIR) + 1 :]}"
 
 
+def _probes(node: PrunePaths, images: set[str]) -> dict[str, int]:
+    """Return the files about images that are gone, with their sizes; a killed write's are among them."""
+    known = {os.path.basename(_software(node, image_id)) for image_id in images}
+    top = os.path.dirname(_software(node, ""))
+    return {name: os.stat(f"{top}/{name}").st_size for name in listing(top) if name not in known}
+
+
 def _weights(cache_dir: str) -> Iterator[FoundWeights]:
     """Yield the commits with the toolkit's marker; what another tool put into the cache has none."""
     for name in listing(f"{cache_dir}/hub"):
         top = f"{cache_dir}/hub/{name}"
-        for marker in listing(f"{top}/.instinct-fleet"):
-            commit = marker[: -len(".json")]
-            if name.startswith("models--") and marker.endswith(".json") and _COMMIT.fullmatch(commit):
+        markers = [os.path.splitext(marker) for marker in listing(f"{top}/.instinct-fleet")]
+        commits = {commit for commit, kind in markers if kind in (".json", REMOVING)}
+        for commit in sorted(commits) if name.startswith("models--") else ():
+            if _COMMIT.fullmatch(commit):
                 size = sum(os.stat(path).st_size for path in _own_blobs(top, commit))
                 repo = name[len("models--") :].replace("--", "/")
                 yield FoundWeights(cache_dir, repo, commit, size)
@@ -150,37 +160,6 @@ def _blobs(top: str, commit: str) -> Iterator[str]:
     for directory, _unused, names in os.walk(f"{top}/snapshots/{commit}"):
         for name in names:
             yield os.path.realpath(os.path.join(directory, name))
-
-
-def _stored(store: Store) -> Iterator[FoundBlobs]:
-    """Yield what the content store has by manifest; and what no manifest has, unless something is being received."""
-    manifests = store.manifests()
-    users = Counter(sha256 for item in manifests for sha256 in item.blobs)
-    for item in manifests:
-        yield FoundBlobs(
-            item.id, item.name, _own_bytes(store, [name for name in item.blobs if users[name] == 1])
-        )
-    loose = [name for name in store.blobs() if name not in users]
-    if loose and not set(listing(f"{store.root}/incoming")) - {item.id for item in manifests}:
-        yield FoundBlobs(LOOSE, "blobs-of-no-manifest", _own_bytes(store, loose))
-
-
-def _own_bytes(store: Store, names: Iterable[str]) -> int:
-    """Return the size of blobs that are in no cache of weights besides."""
-    stats = [os.stat(store.path(name)) for name in names if store.size(name) is not None]
-    return sum(found.st_size for found in stats if found.st_nlink == 1)
-
-
-def _remove_stored(store: Store, name: str) -> None:
-    manifests = store.manifests()
-    for item in manifests:
-        if item.id == name:
-            store.drop(item)
-    if name == LOOSE:
-        used = {sha256 for item in manifests for sha256 in item.blobs}
-        for sha256 in store.blobs():
-            if sha256 not in used:
-                store.remove(sha256)
 
 
 def _sizes(directory: str) -> dict[str, int]:
@@ -206,7 +185,8 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
     generations = [item for record in _records(node, source) for item in record["kept"]]
     labelled = [dict(item.get("Labels") or {}) for item in containers]
     alive = [labels for labels, item in zip(labelled, containers) if item.get("State") == "running"]
-    texts = "".join(_instance_texts(f"{node.state_dir}/instances"))
+    kept_files = ("instances", "generations")
+    texts = "\n".join(text for name in kept_files for text in _texts(f"{node.state_dir}/{name}"))
     named = {str(name).lstrip("/") for item in containers for name in item.get("Names") or ()}
     instances = frozenset(
         [
@@ -240,7 +220,7 @@ def _records(node: PrunePaths, source: Source) -> list[Json]:
     return found
 
 
-def _instance_texts(top: str) -> Iterator[str]:
+def _texts(top: str) -> Iterator[str]:
     for directory, _unused, names in os.walk(top):
         for name in names:
             yield read_text(os.path.join(directory, name)) or ""
@@ -272,8 +252,10 @@ def _mounted_by_others(cache: str, containers: Sequence[Json]) -> bool:
 def _remove(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
     if item.kind == IMAGE:
         _remove_image(client, node, item)
+    elif item.kind == PROBE:
+        os.unlink(os.path.join(os.path.dirname(_software(node, "")), item.name))
     elif item.kind == STORED:
-        _remove_stored(node.store, item.name)
+        remove_stored(node.store, item.name)
     elif item.kind == WEIGHTS:
         cache_dir, repo, commit = item.name.split("|")
         _remove_weights(f"{cache_dir}/hub/models--{repo.replace('/', '--')}", commit)
@@ -296,16 +278,21 @@ def _remove_image(client: DockerClient, node: PrunePaths, item: Leftover) -> Non
 
 
 def _remove_weights(top: str, commit: str) -> None:
-    """Remove a commit: the marker first, so that an interrupted removal leaves weights that are incomplete."""
-    blobs = _own_blobs(top, commit)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"{top}/.instinct-fleet/{commit}.json")
+    """Remove a commit. Its links go after the blobs, and its mark last, so that another run can finish this.
+
+    From the first step on the weights count as incomplete.
+    """
+    markers = f"{top}/.instinct-fleet"
+    with contextlib.suppress(FileNotFoundError):  # an earlier run came that far
+        os.replace(f"{markers}/{commit}.json", f"{markers}/{commit}{REMOVING}")
+    sync_directory(markers)
     for directory, _unused, names in os.walk(f"{top}/refs"):
         for name in names:
             path = os.path.join(directory, name)
             if (read_text(path) or "").strip() == commit:
                 os.unlink(path)
-    shutil.rmtree(f"{top}/snapshots/{commit}", ignore_errors=True)
-    for path in blobs:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+    for path in _own_blobs(top, commit):
+        os.unlink(path)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(f"{top}/snapshots/{commit}")
+    os.unlink(f"{markers}/{commit}{REMOVING}")

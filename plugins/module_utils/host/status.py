@@ -84,7 +84,14 @@ def _disks(node: StatusPaths, containers: Iterable[Json]) -> list[dict[str, Any]
     """Return how full the file systems are that images, weights, caches and records fill, each once."""
     mounts = [str(item.get("Source") or "") for found in containers for item in found.get("Mounts") or ()]
     found: dict[int, dict[str, Any]] = {}
-    for path in (paths.DOCKER_ROOT, f"{node.data_dir}/hf", node.data_dir, node.state_dir, *mounts):
+    for path in (
+        paths.DOCKER_ROOT,
+        f"{node.data_dir}/store",
+        f"{node.data_dir}/hf",
+        node.data_dir,
+        node.state_dir,
+        *mounts,
+    ):
         with contextlib.suppress(OSError):  # not there
             device, space = os.stat(path).st_dev, os.statvfs(path)
             used = space.f_blocks - space.f_bfree

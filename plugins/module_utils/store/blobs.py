@@ -4,6 +4,7 @@
     blobs/sha256/<hex>     content, readable for all; the cache of weights has hard links to the same files
     manifests/<id>.json    the manifests of which every blob is there
     incoming/<id>/<hex>    what is being received; nothing here counts as there
+    incoming/<id>/manifest.json    of what it is a part
 
 A blob gets its name last, and a manifest after its blobs; they go in the opposite order.
 """
@@ -28,6 +29,7 @@ from ..common.files import read_text, sync_directory, write_atomic
 from ..common.module_main import NodeError
 from .manifest import HEX, Manifest, parse_manifest
 
+MANIFEST = "manifest.json"  # of what is being received
 THREADS = 8  # files read at once
 _CHUNK = 4 * 2**20
 _POLL_SECONDS = 1.0
@@ -49,12 +51,15 @@ class Store:
         """Return the path of a blob, which exists if has()."""
         return os.path.join(self.root, "blobs", "sha256", sha256)
 
-    def incoming(self, manifest_id: str) -> str:
+    def incoming(self, manifest: Manifest) -> str:
         """Return the directory in which a manifest's blobs are received, made if it is missing; only root reads it."""
-        path = os.path.join(self.root, "incoming", manifest_id)
+        path = os.path.join(self.root, "incoming", manifest.id)
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
+        name = os.path.join(path, MANIFEST)
+        if not os.path.exists(name):
+            write_atomic(name, manifest.text + "\n", 0o600)
         return path
 
     def manifest_path(self, manifest_id: str) -> str:
@@ -84,15 +89,16 @@ class Store:
 
     def manifests(self) -> list[Manifest]:
         """Return the complete manifests; one whose content is not that of its id does not count as there."""
-        found = []
-        for name in sorted(_listing(os.path.join(self.root, "manifests"))):
-            with contextlib.suppress(ValueError, NodeError):
-                manifest = parse_manifest(
-                    json.loads(read_text(os.path.join(self.root, "manifests", name)) or "")
-                )
-                if f"{manifest.id}.json" == name:
-                    found.append(manifest)
-        return found
+        names = sorted(_listing(os.path.join(self.root, "manifests")))
+        found = [_read_manifest(os.path.join(self.root, "manifests", name)) for name in names]
+        return [item for item, name in zip(found, names) if item and f"{item.id}.json" == name]
+
+    def unfinished(self) -> dict[str, Manifest | None]:
+        """Return what has been received in part, by the names in incoming/; None where it is unknown what it is."""
+        return {
+            name: _read_manifest(os.path.join(self.root, "incoming", name, MANIFEST))
+            for name in sorted(_listing(os.path.join(self.root, "incoming")))
+        }
 
     def manifest(self, name: str) -> Manifest | None:
         """Return the complete manifest of this name."""
@@ -141,7 +147,7 @@ class Store:
 
         A wrong one is removed, so that it is received again.
         """
-        directory, wrong = self.incoming(manifest.id), []
+        directory, wrong = self.incoming(manifest), []
         for sha256, size in self.missing(manifest).items():
             received = os.path.join(directory, sha256)
             if not os.path.exists(received):
@@ -201,10 +207,28 @@ class Store:
     def drop(self, manifest: Manifest) -> None:
         """Remove a manifest, and the blobs that no other one has."""
         self._forget(manifest)
-        kept = {sha256 for item in self.manifests() for sha256 in item.blobs}
-        for sha256 in manifest.blobs.keys() - kept:
+        self.sweep(manifest.blobs)
+
+    def abandon(self, name: str) -> None:
+        """Remove what was received in part, by its name in incoming/, and its blobs that nothing else has."""
+        path = os.path.join(self.root, "incoming", name)
+        manifest = _read_manifest(os.path.join(path, MANIFEST))
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+        self.sweep(manifest.blobs if manifest else ())
+
+    def sweep(self, names: Iterable[str]) -> None:
+        """Remove those blobs that no manifest has, complete or being received."""
+        for sha256 in set(names) - self.used():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path(sha256))
+
+    def used(self) -> set[str]:
+        """Return the SHA-256 of the blobs of every manifest, complete or being received."""
+        begun = (item for item in self.unfinished().values() if item)
+        return {sha256 for item in (*self.manifests(), *begun) for sha256 in item.blobs}
 
     def _forget(self, manifest: Manifest) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -275,6 +299,14 @@ def _link_or_copy(source: str, target: str) -> bool:
             raise
         shutil.copyfile(source, target)
         return False
+
+
+def _read_manifest(path: str) -> Manifest | None:
+    """Return the manifest of a file; None if it is missing or malformed."""
+    try:
+        return parse_manifest(json.loads(read_text(path) or ""))
+    except (ValueError, NodeError, NotADirectoryError):
+        return None
 
 
 def _listing(directory: str) -> list[str]:

@@ -53,7 +53,7 @@ def list_image(store: Store, client: RegistryClient) -> Manifest:
 def fetch_blobs(store: Store, client: RegistryClient, manifest: Manifest) -> int:
     """Fetch the blobs that the store lacks, going on with what an earlier run began; return the bytes that came."""
     missing = store.missing(manifest)
-    directory = store.incoming(manifest.id)
+    directory = store.incoming(manifest)
     have = sum(_begun(directory, sha256) for sha256 in missing)
     need, free = sum(missing.values()) - have + DISK_MARGIN, free_bytes(store.root)
     if missing and free < need:

@@ -178,6 +178,13 @@ def _runs(directory: str, state: SwarmState) -> bool:
         return False
 
 
+def transferring(manifest_id: str) -> bool:
+    """Return whether a program of this node moves this manifest's blobs."""
+    directory = run_directory(manifest_id)
+    state = read_state(directory)
+    return state is not None and _runs(directory, state)
+
+
 def _stop(directory: str) -> None:
     """End an earlier run's program, whose key others no longer have; what it received stays."""
     state = read_state(directory)

@@ -87,7 +87,7 @@ class Preparation:
         self.begun[sha256] = right_pieces(slot, self.cut.piece_size, found.pieces, found.size, right)
 
     def _incoming(self, sha256: str) -> str:
-        return os.path.join(self.store.incoming(self.job.manifest.id), sha256)
+        return os.path.join(self.store.incoming(self.job.manifest), sha256)
 
     def _each(
         self, running: dict[str, Future[Checked]], done: Callable[[str, Future[Checked]], None]

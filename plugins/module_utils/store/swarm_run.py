@@ -104,7 +104,7 @@ class SwarmRun:
     # ---- the exchange ------------------------------------------------------------------------------------
 
     def _start(self) -> SwarmEngine:
-        incoming = self.store.incoming(self.job.manifest.id)
+        incoming = self.store.incoming(self.job.manifest)
         wanted = set(self.prepared.wanted)
         places = {
             slot.sha256: os.path.join(incoming, slot.sha256)
@@ -249,7 +249,7 @@ class SwarmRun:
             slot = self.cut.slot(sha256)
             if sha256 in self.received or not all(have[slot.first : slot.first + slot.count]):
                 continue
-            received = os.path.join(self.store.incoming(self.job.manifest.id), sha256)
+            received = os.path.join(self.store.incoming(self.job.manifest), sha256)
             if sha256 not in checks:
                 checks[sha256] = self.pool.submit(self.store.add, received, sha256, slot.size)
             elif checks[sha256].done():

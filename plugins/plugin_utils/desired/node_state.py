@@ -75,12 +75,13 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Image:
-    """An image in the node's Docker; software is None if it was not probed on this node."""
+    """An image in the node's Docker; software is None if it was not probed on this node. bytes: unpacked."""
 
     id: str
     tags: tuple[str, ...]
     digests: tuple[str, ...]
     software: ImageSoftware | None = None
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,7 @@ class NodeState:
                     _texts(item.get("tags")),
                     _texts(item.get("digests")),
                     _software(item.get("software")),
+                    int(item.get("bytes") or 0),
                 )
                 for item in state["images"]
             ),

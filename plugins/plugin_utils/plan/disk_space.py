@@ -10,12 +10,14 @@ from ...module_utils.common.paths import DATA_DIR, DOCKER_ROOT, UNPACK_FACTOR
 from ...module_utils.common.transfer_names import model_name
 from ..desired.actions import size
 from ..desired.fleet import Host
+from ..desired.lockfile import Lock
 from ..desired.node_state import Disk
 from .actions import ImageStep, ModelStep
+from .removable import removable
 
 
 def check_disk(
-    host: Host, images: Iterable[ImageStep], models: Iterable[ModelStep]
+    host: Host, images: Iterable[ImageStep], models: Iterable[ModelStep], lock: Lock
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
     """Return a problem for each file system that is too small, and warnings for what could not be checked."""
     if host.state is None:
@@ -38,15 +40,18 @@ def check_disk(
             continue
         disks[disk.device] = disk
         by_device.setdefault(disk.device, []).append((path, amount, what))
-    problems = []
+    problems: list[Problem] = []
+    spare = removable(host, lock)
     for device, entries in sorted(by_device.items()):
         need, free = sum(amount for _path, amount, _what in entries), disks[device].free_bytes
         if need <= free:
             continue
         paths = " and ".join(dict.fromkeys(path for path, *_unused in entries))
         parts = ", ".join(f"{what} {size(amount)}" for _path, amount, what in entries)
-        what = f"not enough disk space for {paths}: {size(need)} are needed ({parts}), {size(free)} are free."
-        problems.append(Problem((), what, _fix(entries, root), (host.name,)))
+        gain = sum(amount for path, amount in spare if _device(host.state.disks, path) == device)
+        freed = f", prune.yml would free {size(gain)} at most" if gain else ""
+        what = f"not enough disk space for {paths}: {size(need)} are needed ({parts}), {size(free)} are free{freed}."
+        problems.append(Problem((), what, _fix(host, entries, root, bool(gain)), (host.name,)))
     return tuple(problems), tuple(warnings)
 
 
@@ -61,14 +66,19 @@ def _linked(host: Host, model: ModelStep) -> bool:
     return model_name(model.repo, model.commit, model.files) in state.stored
 
 
-def _fix(entries: Iterable[tuple[str, int, str]], root: str) -> str:
+def _fix(host: Host, entries: Iterable[tuple[str, int, str]], root: str, prune: bool) -> str:
     paths = {path for path, *_unused in entries}
-    ways = []
+    ways = [f"remove what nothing refers to (prune.yml --limit {host.name} shows it)"] if prune else []
     if root in paths:
-        ways.append("remove unused images (docker image prune -a)")
+        ways.append("move Docker's data-root to a larger file system")
     if paths - {root}:
         ways.append("point hf_model_cache_dir at a larger file system")
-    return f"Free some space: {', or '.join(ways)}."
+    return f"Make room: {', or '.join(ways)}."
+
+
+def _device(disks: Iterable[Disk], path: str) -> int | None:
+    disk = disk_of(disks, path)
+    return disk.device if disk else None
 
 
 def _partial(host: Host, model: ModelStep) -> int:

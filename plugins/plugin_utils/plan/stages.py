@@ -191,7 +191,7 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
                 else None) for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
     obstacles, warnings = check_disk(
-        host, [image for image, _unused in images], (model for model, _unused in models)
+        host, [image for image, _unused in images], (model for model, _unused in models), lock
     )
     downloads = tuple(steps.downloads(host, lock))
     if unknown:  # the weights come later in the same run, and must have room then

@@ -95,7 +95,10 @@ def plan_quantization(
         what = f"{sized(need)} are needed for the output, and {sized(facts['disk_free'])} are free."
         problems.append(
             Problem(
-                (), what, "Remove models that nothing uses from /var/lib/instinct-fleet/models (prune.yml)."
+                (),
+                what,
+                "Remove models that nothing uses from /var/lib/instinct-fleet/models by hand: prune.yml "
+                "leaves them, as no hub has them.",
             )
         )
     if problems:

@@ -151,7 +151,7 @@ def test_too_little_disk_is_said_before_the_pull(docker: FakeDocker, run_module:
         assert failed
         assert f"{docker.root_dir} has" in result["msg"]
         assert "needs 3145728.0 TiB" in result["msg"]
-        assert "docker image prune" in result["msg"]
+        assert "playbooks/prune.yml" in result["msg"]
     assert docker.changes() == []
 
 

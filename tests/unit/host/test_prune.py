@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
@@ -13,9 +15,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
-from ansible_collections.instinct.fleet.plugins.module_utils.host import prune_node
-from ansible_collections.instinct.fleet.plugins.module_utils.host.prune import (
+from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import (
     FoundBlobs,
     FoundImage,
     FoundThings,
@@ -23,9 +23,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host.prune import (
     Roots,
     removals,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
+from ansible_collections.instinct.fleet.plugins.module_utils.host import prune_node
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths, converge
+from ansible_collections.instinct.fleet.plugins.module_utils.store import swarm_job, swarm_member
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of
+from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_state import SwarmState, write_state
 from ansible_collections.instinct.fleet.plugins.modules import host_prune
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
     ImagePin,
@@ -359,16 +363,12 @@ def test_the_content_store_is_pruned_with_what_it_belongs_to(docker: FakeDocker,
     _kept(store, f"model a/b@{NEW} 12ab", b"shared", b"weights")
     store.put(b"loose", sha256(b"loose").hexdigest())
     kept = Roots(weights=frozenset([("a/b", NEW)]))
-    Path(store.incoming("1")).joinpath("x").touch()
 
     first = converge(DockerClient(docker.path), node, kept, False)
-    assert first["actions"] == [f"remove stored image {DIGEST.partition('@')[2]} (3 bytes)"]
-    assert len(store.blobs()) == 3, "what no manifest has may be on its way"
-
-    Path(store.incoming("1")).joinpath("x").unlink()
-    Path(store.incoming("1")).rmdir()
-    second = converge(DockerClient(docker.path), node, kept, False)
-    assert second["actions"] == ["remove stored blobs-of-no-manifest (5 bytes)"]
+    assert first["actions"] == [
+        "remove stored blobs-of-no-manifest (5 bytes)",
+        f"remove stored image {DIGEST.partition('@')[2]} (3 bytes)",
+    ]
     assert {item.name for item in store.manifests()} == {f"model a/b@{NEW} 12ab"}
     assert store.verify() == {}
     assert converge(DockerClient(docker.path), node, kept, False)["changed"] is False
@@ -392,3 +392,50 @@ def test_bundles_of_caches_go_with_the_last_instance_that_had_them(
     assert [item.name for item in store.manifests()] == [f"caches {'a' * 32}"]
     assert store.blobs() == [sha256(b"1").hexdigest()]
     assert converge(DockerClient(docker.path), node, Roots(), False)["changed"] is False
+
+
+def test_what_a_program_receives_stays(
+    docker: FakeDocker, node: PrunePaths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The program of a transfer runs by itself; what it has so far, and what it writes beside, is not touched."""
+    store = node.store
+    received = sha256(b"received").hexdigest()
+    files = [ManifestFile("1", 8, received), ManifestFile("2", 9, "2" * 64)]
+    moved = manifest_of(f"image {DIGEST.partition('@')[2]}", files)
+    store.put(b"received", received)
+    Path(store.incoming(moved)).joinpath("2" * 64).write_text("a part")
+    put(Path(store.root) / f"incoming/{'2' * 64}.77.88", "being written")
+    put(Path(store.root) / "manifests/.1.json.x7y", "being writ")
+    monkeypatch.setattr(swarm_job, "RUN_DIR", str(tmp_path / "run"))
+    directory = put(tmp_path / "run" / moved.id / swarm_member.PROGRAM, "import time; time.sleep(60)").parent
+    program = subprocess.Popen([sys.executable, str(directory / swarm_member.PROGRAM)])
+    try:
+        write_state(str(directory), SwarmState(phase="running", pid=program.pid))
+        assert prune(docker, node) == ["remove stored damaged-manifest (10 bytes)"]
+        assert store.unfinished()[moved.id] == moved
+    finally:
+        program.kill()
+        program.wait()
+    assert prune(docker, node, images=[DIGEST]) == ["remove stored unfinished-transfer (13 bytes)"]
+    size = 8 + len("a part") + len(moved.text) + 1
+    assert prune(docker, node) == [f"remove stored {moved.name} ({size} bytes)"]
+    assert (store.blobs(), store.unfinished()) == ([], {})
+
+
+def test_a_commit_that_only_the_files_of_a_kept_generation_name_stays(
+    docker: FakeDocker, node: PrunePaths
+) -> None:
+    fetched(node, OLD, {"config.json": "old"})
+    recorded(node)
+    put(Path(node.state_dir) / "generations/llama/1.json", json.dumps({"server": f"--model /hf/{OLD}"}))
+    assert prune(docker, node) == []
+
+
+def test_weights_that_came_back_while_their_removal_was_unfinished_stay(
+    docker: FakeDocker, node: PrunePaths
+) -> None:
+    top = fetched(node, OLD, {"config.json": "old"})
+    put(top / f".instinct-fleet/{OLD}.removing", "{}")
+    assert prune(docker, node, weights=[("a/b", OLD)]) == []
+    assert prune(docker, node) == [f"remove weights a/b@{OLD[:12]} (300 bytes)"]
+    assert os.listdir(top / ".instinct-fleet") == []

@@ -415,6 +415,17 @@ DISK = [
 ]
 
 
+def cached(repo: str, size: int) -> dict[str, Any]:
+    files = {"complete": True, "files": 1, "exclude": [], "include": []}
+    return {
+        "cache_dir": "/var/lib/instinct-fleet/hf",
+        "repo": repo,
+        "commit": "1" * 40,
+        "bytes": size,
+        **files,
+    }
+
+
 def one_disk(free: int) -> list[dict[str, Any]]:
     return [{**entry, "free_bytes": free * GIB, "device": 1} for entry in DISK]
 
@@ -427,10 +438,10 @@ def one_disk(free: int) -> list[dict[str, Any]]:
             {},
             [
                 "not enough disk space for /var/lib/docker: 12.0 GiB are needed (image "
-                "registry.lab:5000/lab/vllm:1 12.0 GiB), 11.0 GiB are free. Free some space: remove unused "
-                "images (docker image prune -a).",
+                "registry.lab:5000/lab/vllm:1 12.0 GiB), 11.0 GiB are free. Make room: move Docker's "
+                "data-root to a larger file system.",
                 "not enough disk space for /var/lib/instinct-fleet/hf: 12.0 GiB are needed (weights of "
-                "lab/tiny-llama 12.0 GiB), 11.0 GiB are free. Free some space: point hf_model_cache_dir at a "
+                "lab/tiny-llama 12.0 GiB), 11.0 GiB are free. Make room: point hf_model_cache_dir at a "
                 "larger file system.",
             ],
         ),
@@ -441,8 +452,36 @@ def one_disk(free: int) -> list[dict[str, Any]]:
             [
                 "not enough disk space for /var/lib/docker and /var/lib/instinct-fleet/hf: 24.0 GiB are "
                 "needed (image registry.lab:5000/lab/vllm:1 12.0 GiB, weights of lab/tiny-llama 12.0 GiB), 23.0 GiB "
-                "are free. Free some space: remove unused images (docker image prune -a), or point "
+                "are free. Make room: move Docker's data-root to a larger file system, or point "
                 "hf_model_cache_dir at a larger file system."
+            ],
+        ),
+        # What prune.yml would remove: images that the toolkit has read, and weights, to which nothing refers.
+        (
+            {
+                "disk": DISK,
+                "images": [
+                    {
+                        "id": "i",
+                        "tags": ["old:1"],
+                        "digests": [],
+                        "bytes": 3 * GIB,
+                        "software": SOFTWARE.to_json(),
+                    },
+                    {"id": "j", "tags": ["others:1"], "digests": [], "bytes": 50 * GIB},
+                ],
+                "models": [cached("a/b", 2 * GIB), cached("c/d", GIB)],
+            },
+            {},
+            [
+                "not enough disk space for /var/lib/docker: 12.0 GiB are needed (image "
+                "registry.lab:5000/lab/vllm:1 12.0 GiB), 11.0 GiB are free, prune.yml would free 3.0 GiB at most. Make "
+                "room: remove what nothing refers to (prune.yml --limit n1 shows it), or move Docker's data-root to a "
+                "larger file system.",
+                "not enough disk space for /var/lib/instinct-fleet/hf: 12.0 GiB are needed (weights of "
+                "lab/tiny-llama 12.0 GiB), 11.0 GiB are free, prune.yml would free 3.0 GiB at most. Make room: remove "
+                "what nothing refers to (prune.yml --limit n1 shows it), or point hf_model_cache_dir at a larger file "
+                "system.",
             ],
         ),
         # Without the files that are not fetched it fits.

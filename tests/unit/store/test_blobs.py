@@ -126,13 +126,13 @@ def test_a_manifest_is_there_only_when_every_blob_is(store: Store, tmp_path: Pat
 
 def test_what_was_received_is_taken_and_what_is_wrong_is_received_again(store: Store) -> None:
     manifest = _manifest(config=OTHER, weights=GOOD)
-    directory = Path(store.incoming(manifest.id))
+    directory = Path(store.incoming(manifest))
     (directory / _hex(OTHER)).write_bytes(OTHER)
     (directory / _hex(GOOD)).write_bytes(b"x" + GOOD[1:])
 
     assert store.adopt(manifest) == [_hex(GOOD)]
     assert store.missing(manifest) == {_hex(GOOD): len(GOOD)}
-    assert os.listdir(directory) == []
+    assert os.listdir(directory) == ["manifest.json"]
 
     (directory / _hex(GOOD)).write_bytes(GOOD)
     assert store.adopt(manifest) == []

@@ -82,7 +82,7 @@ def test_what_a_killed_run_left_is_continued(store: Store, ranges: bool) -> None
     with BlobRegistry(ranges=ranges).running() as registry:
         client, layer = RegistryClient(parse_ref(registry.ref), OPEN), registry.layers[1]
         manifest = list_image(store, client)
-        begun = Path(store.incoming(manifest.id)) / digest(layer)[7:]
+        begun = Path(store.incoming(manifest)) / digest(layer)[7:]
         begun.write_bytes(layer[:1000])
         fetch_blobs(store, client, manifest)
         assert registry.sent[digest(layer)] == len(layer) - (1000 if ranges else 0)
@@ -105,7 +105,7 @@ def test_a_byte_flipped_on_the_way_is_refused_by_name_and_source(
 def test_a_flipped_beginning_of_a_killed_run_is_not_kept(store: Store, registry: BlobRegistry) -> None:
     client, layer = RegistryClient(parse_ref(registry.ref), OPEN), registry.layers[1]
     manifest = list_image(store, client)
-    (Path(store.incoming(manifest.id)) / digest(layer)[7:]).write_bytes(b"z" + layer[1:1000])
+    (Path(store.incoming(manifest)) / digest(layer)[7:]).write_bytes(b"z" + layer[1:1000])
     with pytest.raises(NodeError, match="sent other content"):
         fetch_blobs(store, client, manifest)
     fetch_blobs(store, client, manifest)

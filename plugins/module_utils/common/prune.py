@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 IMAGE, WEIGHTS = "image", "weights"
 CACHE, BENCH, DATASET = "cache", "bench", "dataset"  # also the names of their directories
-STORED = "stored"
+STORED, PROBE = "stored", "probe"
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,21 @@ class FoundWeights:
 
 @dataclass(frozen=True)
 class FoundBlobs:
-    """Blobs of the content store: of a manifest, or of none.
+    """Blobs of the content store: of a manifest, complete or received in part, or of none.
 
-    name: what they are, as common/transfer_names.py forms it. bytes: of those that nothing else has.
+    name: what they are, as common/transfer_names.py forms it. bytes: of those that nothing else has. receiving: a
+    program works on them.
     """
 
     id: str
     name: str
     bytes: int
+    receiving: bool = False
 
     def needed(self, roots: Roots) -> bool:
         """Return whether something refers to the image or model, so that other nodes may want it from here."""
+        if self.receiving:
+            return True
         kind, _unused, rest = self.name.partition(" ")
         if kind == "image":
             return any(name.endswith(f"@{rest}") for name in roots.images)
@@ -71,7 +75,10 @@ class FoundBlobs:
 
 @dataclass(frozen=True)
 class FoundThings:
-    """What is on a node. caches, benches, datasets: bytes of directories by instance, measurement, and content."""
+    """What is on a node. caches, benches, datasets: bytes of directories by instance, measurement, and content.
+
+    probes: bytes of what was read of images that are gone, by file.
+    """
 
     images: tuple[FoundImage, ...] = ()
     weights: tuple[FoundWeights, ...] = ()
@@ -79,6 +86,7 @@ class FoundThings:
     benches: Mapping[str, int] = field(default_factory=dict)
     datasets: Mapping[str, int] = field(default_factory=dict)
     stored: tuple[FoundBlobs, ...] = ()
+    probes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[tuple[str, str]]:
@@ -88,6 +96,7 @@ class FoundThings:
                 *((IMAGE, item.id) for item in self.images),
                 *((WEIGHTS, item.name) for item in self.weights),
                 *((STORED, item.id) for item in self.stored),
+                *((PROBE, name) for name in self.probes),
                 *((CACHE, name) for name in self.caches),
                 *((BENCH, name) for name in self.benches),
                 *((DATASET, name) for name in self.datasets),
@@ -127,7 +136,7 @@ class Leftover:
 
 def removals(found: FoundThings, roots: Roots) -> tuple[Leftover, ...]:
     """Return what nothing refers to, the largest of each kind first."""
-    order = (IMAGE, STORED, WEIGHTS, CACHE, BENCH, DATASET)
+    order = (IMAGE, PROBE, STORED, WEIGHTS, CACHE, BENCH, DATASET)
     return tuple(
         sorted(_removals(found, roots), key=lambda item: (order.index(item.kind), -item.bytes, item.target))
     )
@@ -137,6 +146,8 @@ def _removals(found: FoundThings, roots: Roots) -> Iterator[Leftover]:
     for image in found.images:
         if _unused(image, roots):
             yield Leftover(IMAGE, image.id, image.names[0] if image.names else image.id[:19], image.bytes)
+    for name, size in found.probes.items():
+        yield Leftover(PROBE, name, name[:12], size)
     for item in found.weights:
         kept = (item.repo, item.commit) in roots.weights or item.commit in roots.commits
         if not kept and item.repo not in roots.fetching and item.cache_dir not in roots.shared_caches:
