@@ -19,6 +19,7 @@ from ..generations.sources import SourceSelection, ahead_of_time, choose_sources
 from ..instances.factory import InstanceFactory
 from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
+from .builds import build_obstacles, build_transfers
 from .host_plan import FleetPlan, HostPlan
 from .hub_limits import hub_load
 from .model_terms import judge_downloads
@@ -160,6 +161,10 @@ def plan_fleet(
     problems += judged.problems
     _raise_problems(problems, fleet)
     unable = {stages.host.name: reason(stages.obstacles) for stages in planned if stages.obstacles} | odd
+    moving = [item for item in planned if again is None or item.host.name in again]
+    lacking = [(item.host, item.fetch.images) for item in moving]
+    beside = [item.host for item in moving]
+    unable.update({name: reason(found) for name, found in build_obstacles(lacking, beside).items()})
     unable.update(foreign_model_names(checked.fleet, planned) if endpoint else {})
     if unable:
         return plan_fleet(
@@ -168,10 +173,10 @@ def plan_fleet(
     revisions = revision_changes(selection, [stages.composed for stages in planned])
     _raise_problems(refused_upgrades(revisions, request), fleet)
     peers = peer_starts(planned)
-    moving = [item for item in planned if again is None or item.host.name in again]
     transfers, doubts = plan_transfers(
-        [(item.host, item.fetch.images, item.fetch.models) for item in moving], [item.host for item in moving]
+        [(item.host, item.fetch.images, item.fetch.models) for item in moving], beside
     )
+    transfers += build_transfers(lacking, beside)
     shared = by_host(transfers)
     hosts = [
         stages.finish(
