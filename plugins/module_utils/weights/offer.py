@@ -17,7 +17,7 @@ from ..common.run_lock import run_lock
 from ..common.transfer_names import image_name
 from ..docker.client import DockerClient
 from ..docker.connect import connect
-from ..store import built_image
+from ..store import saved_image
 from ..store.blobs import Store
 from ..store.image_source import fetch_blobs, list_image
 from ..store.manifest import Manifest
@@ -66,12 +66,12 @@ def _image(store: Store, params: Mapping[str, Any], check: bool) -> dict[str, An
 
 def _built(store: Store, tag: str, client: DockerClient, check: bool) -> dict[str, Any]:
     started = time.monotonic()
-    found = built_image.exported(store, client, tag)
+    found = saved_image.exported(store, client, tag)
     known = _right(store, found, check) if found else None
     what = f"save {tag} from the engine into {store.root}"
     if known or check:
         return _result(known, [] if known else [what], 0, started)
-    manifest = built_image.export_image(store, client, tag)
+    manifest = saved_image.export_image(store, client, tag)
     return _result(manifest, [f"{what} ({sized(manifest.bytes)})"], manifest.bytes, started)
 
 
