@@ -71,7 +71,9 @@ class BuildPlan:
         """Return the directory into which the repository is checked out for the build."""
         return f"{data_dir}/build/{self.hash[:12]}"
 
-    def docker_command(self, source: str, commit: str, file: str = "", made: Made | None = None) -> list[str]:
+    def docker_command(
+        self, source: str, commit: str, file: str = "", made: BuildInputs | None = None
+    ) -> list[str]:
         """Return the docker build command. file: the Dockerfile; that of the source, if not given."""
         words = ["docker", "build", "-f", file or f"{source}/{self.dockerfile}", "-t", self.tag]
         words += ["--label", f"{LABEL}={self.hash}", "--label", f"{COMMIT_LABEL}={commit}"]
@@ -100,7 +102,7 @@ class BuildPlan:
 
 
 @dataclass(frozen=True)
-class Made:
+class BuildInputs:
     """What a build was made of. bases: the digests of base images by name, "" where it has none to be pulled by."""
 
     commit: str
@@ -127,7 +129,7 @@ def build_plan(build: Mapping[str, object], ref: str | None) -> BuildPlan:
     return plan if plan.tag else replace(plan, tag=f"instinct-fleet/vllm:{plan.hash[:12]}")
 
 
-def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> Made:
+def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> BuildInputs:
     """Clone, check out and build; return what it was made of. `timeout`: seconds for each step."""
     for tool, package in (("git", "git"), ("docker", "docker.io or docker-ce-cli")):
         if shutil.which(tool) is None:
@@ -181,7 +183,7 @@ def _dockerfile(source: str, plan: BuildPlan) -> str:
     return found[0]
 
 
-def _prepare(plan: BuildPlan, source: str, commit: str, file: str, timeout: int) -> Made:
+def _prepare(plan: BuildPlan, source: str, commit: str, file: str, timeout: int) -> BuildInputs:
     """Write the Dockerfile with its base images by digest, and return what the image is made of."""
     original = os.path.join(source, plan.dockerfile)
     with open(original, encoding="utf-8") as stream:
@@ -203,7 +205,7 @@ def _prepare(plan: BuildPlan, source: str, commit: str, file: str, timeout: int)
             if not digest
         ),
     )
-    return Made(commit, plan.dockerfile, bases, text_hash(canonical(inputs)), warnings)
+    return BuildInputs(commit, plan.dockerfile, bases, text_hash(canonical(inputs)), warnings)
 
 
 def _digest(name: str, plan: BuildPlan, timeout: int) -> str:

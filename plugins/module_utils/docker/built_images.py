@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..common.image_ref import parse_ref
 from ..common.module_main import NodeError
 from . import image_api
-from .build import LABEL, BuildPlan, Made, build_image
+from .build import LABEL, BuildInputs, BuildPlan, build_image
 from .client import DockerClient, Json
 from .images import describe_software, image_diff, vllm_of
 from .inspect_image import cached_software, describe_request, inspect_image
@@ -33,7 +33,7 @@ def converge_build(
     timeout: int,
     check: bool,
     program: str,
-    run_build: Callable[[BuildPlan, str, int], Made] = build_image,
+    run_build: Callable[[BuildPlan, str, int], BuildInputs] = build_image,
 ) -> dict[str, Any]:
     """Build an image unless one with the same inputs exists, tag it, and probe its software."""
     built = image_api.images_labelled(client, f"{LABEL}={plan.hash}")
