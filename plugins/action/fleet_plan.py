@@ -40,6 +40,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import load_renderer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan import resolve
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.builds import merge_built, without_lost
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.fetch_rules import outside_window
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock, update_lock
@@ -162,10 +163,10 @@ class ActionModule(ControllerAction):
             return kept, Lock()
         refresh = options["refresh"] and options["again"] is None
         fresh = resolve.resolve_pins(fleet, kept, refresh, reader.token)
-        lock = merge_probed(fleet, kept.merged(fresh))
+        lock = merge_built(fleet, merge_probed(fleet, kept.merged(fresh)))
         if lock != kept and not self._task.check_mode:
             lock = update_lock(path, kept, lock, refresh, write_json)
-        return lock, fresh
+        return without_lost(fleet, lock) if refresh else lock, fresh
 
     def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
         """Every problem of the input, with the place where it was written."""

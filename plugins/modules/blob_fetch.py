@@ -13,12 +13,13 @@ description:
     left is continued.
   - A model comes from the node's cache, where M(instinct.fleet.hf_model) has put it. Its files are hashed again, as
     other nodes get them from here, and linked; they take no space where both are on one file system.
+  - An image that the node has built comes from its engine. Every node that has it makes the same blobs of it.
   - What differs from its hash is named with its source, and not kept.
   - Returns the manifest, by which M(instinct.fleet.blob_swarm) gives the blobs to other nodes.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
   image:
-    description: The image; exactly one of O(image) and O(model) is needed.
+    description: The image; exactly one of O(image), O(model) and O(built) is needed.
     type: dict
     suboptions:
       pull:
@@ -45,6 +46,13 @@ options:
       files: {type: dict, required: true, description: "The files, as a map of path to size in bytes."}
       hashes: {type: dict, default: {}, description: "Their hashes, as a map of path to C(sha256:…) or C(git-sha1:…)."}
       cache_dir: {type: path, default: /var/lib/instinct-fleet/hf, description: The cache that has it.}
+  built:
+    description: The tag of an image that was built, and that the node's engine has.
+    type: str
+  docker_socket:
+    description: Docker's socket, for O(built).
+    type: path
+    default: /var/run/docker.sock
   store:
     description: The content store.
     type: path
@@ -105,7 +113,7 @@ manifest_id:
   type: str
   returned: when there is a manifest
 fetched:
-  description: Bytes that came from the registry.
+  description: Bytes that came from the registry, or from the engine.
   type: int
   returned: success
 seconds:
@@ -124,6 +132,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.offer import offer
 
 
@@ -150,6 +159,8 @@ def argument_spec():
                 "cache_dir": {"type": "path", "default": paths.HF_CACHE},
             },
         },
+        "built": {"type": "str"},
+        "docker_socket": {"type": "path", "default": SOCKET},
         "store": {"type": "path", "default": paths.STORE},
         "proxy": {
             "type": "dict",
@@ -172,8 +183,8 @@ def main():
     """Run the module."""
     module = AnsibleModule(
         argument_spec=argument_spec(),
-        mutually_exclusive=[("image", "model")],
-        required_one_of=[("image", "model")],
+        mutually_exclusive=[("image", "model", "built")],
+        required_one_of=[("image", "model", "built")],
         supports_check_mode=True,
     )
     secrets = [(module.params["image"] or {}).get("password"), *proxies.secrets(module.params["proxy"])]

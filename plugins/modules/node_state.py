@@ -477,6 +477,9 @@ DOCKER_QUERIES = {
     "images": "/images/json",
     "containers": "/containers/json?all=1&filters=%7B%22label%22%3A%5B%22instinct-fleet.instance%22%5D%7D",
 }
+BUILD_LABEL = "instinct-fleet.build"
+"""Begins the labels of images that were built (see docker/build.py)."""
+
 PLUGINS = ("/usr/libexec", "/usr/lib", "/usr/local/lib", "/usr/local/libexec")
 
 
@@ -572,11 +575,18 @@ def read_images(source: Source, data_dir: str, entries: list[dict[str, Any]]) ->
 
 def image(entry: dict[str, Any]) -> dict[str, Any]:
     """Return an image of Docker's list in the form of node_state."""
+    labels = entry.get("Labels") or {}
+    built = {
+        name[len(BUILD_LABEL) :].lstrip(".") or "hash": text
+        for name, text in labels.items()
+        if name.startswith(BUILD_LABEL)
+    }
     return {
         "id": entry.get("Id"),
         "tags": [tag for tag in entry.get("RepoTags") or [] if tag != "<none>:<none>"],
         "digests": [digest for digest in entry.get("RepoDigests") or [] if digest != "<none>@<none>"],
         "bytes": entry.get("Size"),
+        **({"build": built} if built else {}),
     }
 
 

@@ -11,7 +11,8 @@ version_added: "0.1.0"
 description:
   - Pulls an image by digest through the Docker Engine API, reads it back, and gives it its human-readable name.
   - Or clones a git repository, checks out a ref, and runs C(docker build) with vLLM's Dockerfile for ROCm, as AMD's
-    documentation shows.
+    documentation shows. Base images are named by digest in that build, and labels of the image record the commit, the
+    base images and a hash of all inputs.
   - An image that exists already is not pulled again, so a second run needs no registry.
   - Before a pull, the free space of Docker's directory is compared with the space that the image needs.
   - Then the image is probed, once per node - a container without GPU and network reads the versions of vLLM, PyTorch,
@@ -59,15 +60,30 @@ options:
         type: str
         required: true
       dockerfile:
-        description: The Dockerfile's path in the repository.
+        description:
+          - The Dockerfile's path in the repository. If it is not there, it is looked for at the root or in C(docker/).
         type: str
         default: docker/Dockerfile.rocm
+      target:
+        description: The stage of the Dockerfile to build; the last one, if not given.
+        type: str
       args:
-        description: Build arguments. They are readable in the image's history, so do not put secrets here.
+        description:
+          - Build arguments. They are readable in the image's history, so do not put secrets here.
+          - One that the Dockerfile has no C(ARG) line for is a warning, with the nearest name.
         type: dict
         default: {}
       tag:
         description: The result's name. Default is O(ref), else C(instinct-fleet/vllm:<hash>).
+        type: str
+      from_store:
+        description:
+          - Take the image from O(store), where M(instinct.fleet.blob_swarm) has put what another node built, and build
+            nothing. It fails where the image is not there.
+        type: bool
+        default: false
+      image_id:
+        description: With O(build.from_store), the id that the image must have.
         type: str
   proxy:
     description:
@@ -158,6 +174,14 @@ commit:
   description: The commit that was built; null if nothing was built.
   type: str
   returned: with O(build)
+inputs:
+  description: SHA-256 of repository, commit, Dockerfile, target, arguments and base images; null if nothing was built.
+  type: str
+  returned: with O(build)
+bases:
+  description: The digests of base images by the names in the Dockerfile; V("") for one that was never pulled.
+  type: dict
+  returned: with O(build)
 software:
   description:
     - The software found by the probe; null in check mode if the image has not been probed yet. V("") and null in it
@@ -192,13 +216,18 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import build_plan
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.built_images import (
+    converge_build,
+    converge_received,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.images import (
-    converge_build,
     converge_pull,
     parse_pull,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.store.built_image import ReceivedImage
 from ansible_collections.instinct.fleet.plugins.module_utils.store.engine_pull import stored_image
 
 
@@ -216,8 +245,11 @@ def argument_spec():
                 "repo": {"type": "str", "required": True},
                 "ref": {"type": "str", "required": True},
                 "dockerfile": {"type": "str", "default": "docker/Dockerfile.rocm"},
+                "target": {"type": "str"},
                 "args": {"type": "dict", "default": {}},
                 "tag": {"type": "str"},
+                "from_store": {"type": "bool", "default": False},
+                "image_id": {"type": "str"},
             },
         },
         "proxy": {
@@ -248,6 +280,10 @@ def work(params, check):
             ca_file=proxies.check_ca_file(params["ca_file"]),
         )
         with nullcontext() if check else run_lock("vllm_image", params["timeout"]):
+            if params["build"]["from_store"]:
+                image_id = params["build"]["image_id"] or ""
+                stored = ReceivedImage(Store(params["store"]), plan.tag, image_id, params["keep_blobs"])
+                return converge_received(client, plan, stored, image_id, check, params["program"])
             return converge_build(client, plan, paths.DATA_DIR, params["timeout"], check, params["program"])
     want = parse_pull(
         params["pull"],

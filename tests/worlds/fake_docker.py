@@ -108,6 +108,7 @@ class FakeDocker:
         self.pull_status = 200
         self.pull_rest = b""  # of a pull that breaks off: what is sent after the last whole event
         self.pulled: dict[str, Any] | None = None
+        self.saved: dict[str, bytes] = {}  # what docker save gives out, by an image's id
         self.errors: dict[str, tuple[int, str]] = {}
         self.faults: dict[str, str] = {}  # by the start of "METHOD /path"
         self.over = threading.Event()
@@ -274,6 +275,13 @@ class FakeDocker:
                 if not wanted or image["Config"]["Labels"].get(label) == value
             }
             return self.send(http, 200, list(found.values()))
+        if path.endswith("/get"):
+            saved = self.saved.get(path[len("/images/") : -len("/get")])
+            return (
+                self.send(http, 200, raw=saved)
+                if saved
+                else self.send(http, 404, {"message": "no such image"})
+            )
         name = path[len("/images/") : -len("/json")]
         if name not in self.images:
             return self.send(http, 404, {"message": f"No such image: {name}"})
@@ -301,7 +309,11 @@ class FakeDocker:
         if path == "/images/create":
             return self._pull(http, query)
         name = path[len("/images/") : -len("/tag")]
-        self.images[f"{query['repo']}:{query['tag']}"] = self.images[name]
+        tag = f"{query['repo']}:{query['tag']}"
+        for image in self.images.values():
+            image["RepoTags"] = [item for item in image["RepoTags"] if item != tag]
+        self.images[name]["RepoTags"].append(tag)
+        self.images[tag] = self.images[name]
         return self.send(http, 201)
 
     def _pull(self, http: Any, query: dict[str, str]) -> None:

@@ -65,6 +65,7 @@ class ImageSoftware:
     pytorch: str | None = None
     python: str | None = None
     gfx: tuple[str, ...] | None = None
+    aiter: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the form of fleet.lock.json and the node's file."""
@@ -75,6 +76,7 @@ class ImageSoftware:
             "pytorch": self.pytorch,
             "python": self.python,
             "gfx": None if self.gfx is None else list(self.gfx),
+            **({"aiter": self.aiter} if self.aiter else {}),
         }
 
     @classmethod
@@ -84,4 +86,5 @@ class ImageSoftware:
             None if data[key] is None else str(data[key]) for key in ("rocm", "pytorch", "python")
         )
         gfx = None if data["gfx"] is None else tuple(str(name) for name in data["gfx"])
-        return cls(str(data["vllm"]), str(data["platform"]), rocm, pytorch, python, gfx)
+        aiter = str(data["aiter"]) if data.get("aiter") else None
+        return cls(str(data["vllm"]), str(data["platform"]), rocm, pytorch, python, gfx, aiter)

@@ -67,6 +67,8 @@ class FoundBlobs:
         kind, _unused, rest = self.name.partition(" ")
         if kind == "image":
             return any(name.endswith(f"@{rest}") for name in roots.images)
+        if kind == "build":
+            return rest in roots.images
         if kind == "caches":
             return rest in roots.cache_keys
         repo, _unused, commit = rest.partition(" ")[0].partition("@")

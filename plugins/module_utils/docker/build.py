@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shutil
@@ -11,15 +13,24 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..common.hashing import canonical, text_hash
+from ..common.image_ref import parse_ref
 from ..common.module_main import NodeError
+from .dockerfile import candidates, pinned, read_dockerfile, unknown_arguments
 
 LABEL = "instinct-fleet.build"
 """Image label that holds the hash of the build's inputs."""
 
 COMMIT_LABEL = "instinct-fleet.build.commit"
+BASES_LABEL = "instinct-fleet.build.bases"
+"""Image label that holds the digests of the base images, as JSON by name."""
+
+INPUTS_LABEL = "instinct-fleet.build.inputs"
+"""Image label that holds the hash of what was really built: commit, Dockerfile, target, arguments, base images."""
+
+ANY_DOCKERFILE = "docker/Dockerfile.rocm"
 
 _TAIL = 200  # lines of output kept to explain a failure
 
@@ -41,6 +52,7 @@ class BuildPlan:
     dockerfile: str
     args: tuple[tuple[str, str], ...]
     tag: str
+    target: str = ""
     proxy: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca_file: str = ""
 
@@ -52,18 +64,27 @@ class BuildPlan:
     @property
     def hash(self) -> str:
         """Return the SHA-256 of the inputs. A branch that moves does not change it: pin a commit."""
-        return text_hash(
-            canonical([self.repo, self.ref, self.dockerfile, [list(pair) for pair in self.args]])
-        )
+        inputs = [self.repo, self.ref, self.dockerfile, [list(pair) for pair in self.args]]
+        return text_hash(canonical([*inputs, *([self.target] if self.target else [])]))
 
     def source_dir(self, data_dir: str) -> str:
         """Return the directory into which the repository is checked out for the build."""
         return f"{data_dir}/build/{self.hash[:12]}"
 
-    def docker_command(self, source: str, commit: str) -> list[str]:
-        """Return the docker build command."""
-        words = ["docker", "build", "-f", f"{source}/{self.dockerfile}", "-t", self.tag]
+    def docker_command(
+        self, source: str, commit: str, file: str = "", made: BuildInputs | None = None
+    ) -> list[str]:
+        """Return the docker build command. file: the Dockerfile; that of the source, if not given."""
+        words = ["docker", "build", "-f", file or f"{source}/{self.dockerfile}", "-t", self.tag]
         words += ["--label", f"{LABEL}={self.hash}", "--label", f"{COMMIT_LABEL}={commit}"]
+        if made:
+            words += [
+                "--label",
+                f"{INPUTS_LABEL}={made.inputs}",
+                "--label",
+                f"{BASES_LABEL}={canonical(dict(made.bases))}",
+            ]
+        words += ["--target", self.target] if self.target else []
         for name, value in self.args:
             words += ["--build-arg", f"{name}={value}"]
         for name in self.proxy:  # its value comes from the environment: arguments are in every process list
@@ -80,6 +101,17 @@ class BuildPlan:
         ]
 
 
+@dataclass(frozen=True)
+class BuildInputs:
+    """What a build was made of. bases: the digests of base images by name, "" where it has none to be pulled by."""
+
+    commit: str
+    dockerfile: str
+    bases: Mapping[str, str]
+    inputs: str
+    warnings: tuple[str, ...] = ()
+
+
 def build_plan(build: Mapping[str, object], ref: str | None) -> BuildPlan:
     """Check the parameters of a build and return its plan. Raise NodeError if they are invalid."""
     repo = str(build["repo"])
@@ -91,17 +123,14 @@ def build_plan(build: Mapping[str, object], ref: str | None) -> BuildPlan:
     if not isinstance(args, Mapping):
         raise NodeError("build.args must be a map of build arguments.")
     pairs = tuple(sorted((str(name), str(value)) for name, value in args.items()))
-    dockerfile = str(build.get("dockerfile") or "docker/Dockerfile.rocm")
-    plan = BuildPlan(repo, str(build["ref"]), dockerfile, pairs, str(build.get("tag") or ref or ""))
-    return (
-        plan
-        if plan.tag
-        else BuildPlan(repo, plan.ref, dockerfile, pairs, f"instinct-fleet/vllm:{plan.hash[:12]}")
-    )
+    dockerfile = str(build.get("dockerfile") or ANY_DOCKERFILE)
+    target = str(build.get("target") or "")
+    plan = BuildPlan(repo, str(build["ref"]), dockerfile, pairs, str(build.get("tag") or ref or ""), target)
+    return plan if plan.tag else replace(plan, tag=f"instinct-fleet/vllm:{plan.hash[:12]}")
 
 
-def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
-    """Clone, check out and build; return the commit that was built. `timeout`: seconds for all steps together."""
+def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> BuildInputs:
+    """Clone, check out and build; return what it was made of. `timeout`: seconds for each step."""
     for tool, package in (("git", "git"), ("docker", "docker.io or docker-ce-cli")):
         if shutil.which(tool) is None:
             raise NodeError(
@@ -109,19 +138,17 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
                 f"{package}, or use an image from a registry (image: instead of build:)."
             )
     source = plan.source_dir(data_dir)
-    shutil.rmtree(source, ignore_errors=True)  # left behind by an interrupted build
+    file = f"{source}.Dockerfile"  # beside the source: a file changed in there would make its version a dirty one
+    _remove(source, file)  # left behind by an interrupted build
     os.makedirs(os.path.dirname(source), exist_ok=True)
     try:
         _run(["git", "clone", "--quiet", plan.repo, source], timeout, f"clone {plan.repo}", plan.environment)
         commit = _commit(source, plan)
         _run(["git", "-C", source, "checkout", "--quiet", "--detach", commit], timeout, f"check out {commit}")
-        if not os.path.isfile(os.path.join(source, plan.dockerfile)):
-            raise NodeError(
-                f"{plan.repo} at {plan.ref} has no file {plan.dockerfile}. vLLM's is docker/Dockerfile.rocm "
-                "since 0.8, and Dockerfile.rocm before: set build.dockerfile."
-            )
+        plan = replace(plan, dockerfile=_dockerfile(source, plan))
         buildkit = _buildkit()
-        command = plan.docker_command(source, commit)
+        made = _prepare(plan, source, commit, file, timeout)
+        command = plan.docker_command(source, commit, file, made)
         try:
             _run(command, timeout, f"build {plan.tag}", {**plan.environment, "DOCKER_BUILDKIT": buildkit})
         except NodeError as error:
@@ -132,9 +159,71 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> str:
                 "(docker-buildx-plugin from Docker's own packages).",
                 **error.result,
             ) from error
-        return commit
+        return made
     finally:
-        shutil.rmtree(source, ignore_errors=True)
+        _remove(source, file)
+
+
+def _remove(source: str, file: str) -> None:
+    shutil.rmtree(source, ignore_errors=True)
+    for path in (file, f"{file}.dockerignore"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _dockerfile(source: str, plan: BuildPlan) -> str:
+    """Return where the checked out source has the Dockerfile. Raise NodeError if it has none."""
+    places = candidates(plan.dockerfile)
+    found = [path for path in places if os.path.isfile(os.path.join(source, path))]
+    if not found:
+        raise NodeError(
+            f"{plan.repo} at {plan.ref} has no file {' or '.join(places)}. vLLM's is docker/Dockerfile.rocm "
+            "since 0.8, and Dockerfile.rocm before: set build.dockerfile."
+        )
+    return found[0]
+
+
+def _prepare(plan: BuildPlan, source: str, commit: str, file: str, timeout: int) -> BuildInputs:
+    """Write the Dockerfile with its base images by digest, and return what the image is made of."""
+    original = os.path.join(source, plan.dockerfile)
+    with open(original, encoding="utf-8") as stream:
+        text = stream.read()
+    args = dict(plan.args)
+    declared = read_dockerfile(text, args)
+    bases = {name: _digest(name, plan, timeout) for name in declared.bases}
+    with open(file, "w", encoding="utf-8") as stream:
+        stream.write(pinned(text, args, {name: digest for name, digest in bases.items() if digest}))
+    if os.path.exists(f"{original}.dockerignore"):
+        shutil.copyfile(f"{original}.dockerignore", f"{file}.dockerignore")
+    inputs = [plan.repo, commit, plan.dockerfile, plan.target, [list(pair) for pair in plan.args], bases]
+    warnings = (
+        *unknown_arguments(tuple(args), declared.arguments, plan.dockerfile),
+        *(
+            f"The base image {name} is this node's own, so it is not pinned by digest: a later build of the same "
+            "inputs may begin from another one."
+            for name, digest in bases.items()
+            if not digest
+        ),
+    )
+    return BuildInputs(commit, plan.dockerfile, bases, text_hash(canonical(inputs)), warnings)
+
+
+def _digest(name: str, plan: BuildPlan, timeout: int) -> str:
+    """Return a base image as repository@digest, pulled if the engine lacks it; "" for one that was never pulled."""
+    if "@sha256:" in name:
+        return name
+    command = ["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", name]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        # The command line's accounts apply, as they do to docker build.
+        _run(["docker", "pull", "--quiet", name], timeout, f"pull the base image {name}", plan.environment)
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        digests = [str(item) for item in json.loads(found.stdout) or ()]
+    except ValueError:
+        digests = []
+    repository = parse_ref(name).repository
+    return next((item for item in digests if item.partition("@")[0] == repository), "")
 
 
 def _commit(source: str, plan: BuildPlan) -> str:

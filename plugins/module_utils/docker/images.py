@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images on a node: pull by digest and read back, or build; then probe the software inside."""
+"""Images on a node: pull by digest and read back; then probe the software inside."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +14,6 @@ from ..common.image_ref import STORE_REGISTRY, ImageRef, ImageSoftware, parse_re
 from ..common.module_main import NodeError
 from ..common.paths import UNPACK_FACTOR
 from . import image_api
-from .build import LABEL, BuildPlan, build_image
 from .client import DockerClient, DockerError, DockerTimeout, DockerUnavailable, Json
 from .inspect_image import cached_software, describe_request, inspect_image, no_answer
 
@@ -80,7 +79,7 @@ def converge_pull(
     image = image_api.image(client, want.pulled)
     named = image_api.image(client, want.name) if want.name else None
     software = cached_software(image["Id"]) if image else None
-    before = {"pulled": image is not None, "tag": (named or {}).get("Id"), "vllm": _vllm(software)}
+    before = {"pulled": image is not None, "tag": (named or {}).get("Id"), "vllm": vllm_of(software)}
     actions = []
     warnings: list[str] = []
     if image is None:
@@ -108,7 +107,7 @@ def converge_pull(
         software = software or inspect_image(client, want.pulled, image["Id"], program)
     after_id = (image or {}).get("Id")
     tag = (after_id or "the pulled image") if want.name else None
-    after = {"pulled": True, "tag": tag, "vllm": _vllm(software) or "what the image has"}
+    after = {"pulled": True, "tag": tag, "vllm": vllm_of(software) or "what the image has"}
     if not actions:
         after = before
     return {
@@ -117,73 +116,20 @@ def converge_pull(
         "image_id": after_id,
         "digest": want.pull.digest,
         "bytes": (image or {}).get("Size"),
-        **_describe_software(want.pulled, software, warnings),
-        "diff": _diff(want.pulled, before, after),
+        **describe_software(want.pulled, software, warnings),
+        "diff": image_diff(want.pulled, before, after),
     }
 
 
-def converge_build(
-    client: DockerClient,
-    plan: BuildPlan,
-    data_dir: str,
-    timeout: int,
-    check: bool,
-    program: str,
-    run_build: Callable[[BuildPlan, str, int], str] = build_image,
-) -> dict[str, Any]:
-    """Build an image unless one with the same inputs exists, tag it, and probe its software."""
-    built = image_api.images_labelled(client, f"{LABEL}={plan.hash}")
-    named = image_api.image(client, plan.tag)
-    tagged = named is not None and named["Id"] in {image["Id"] for image in built}
-    image = named if tagged else next(iter(built), None)
-    software = cached_software(image["Id"]) if image else None
-    before = {"built": bool(built), "tag": (named or {}).get("Id"), "vllm": _vllm(software)}
-    reference = parse_ref(plan.tag)
-    actions = []
-    commit = None
-    if not built:
-        actions = plan.commands(data_dir)
-        if not check:
-            commit = run_build(plan, data_dir, timeout)
-    elif not tagged:
-        actions = [f"POST /images/{built[0]['Id']}/tag?repo={reference.repository}&tag={reference.tag}"]
-        if not check:
-            image_api.tag(client, str(built[0]["Id"]), reference.repository, reference.tag)
-    if actions and not check:
-        image = image_api.image(client, plan.tag)
-    if software is None:
-        actions.append(describe_request(plan.tag))
-    if not check:
-        if image is None:
-            raise NodeError(
-                f"docker build ended well, but the engine has no image {plan.tag}. Run again.", changed=True
-            )
-        software = software or inspect_image(client, plan.tag, image["Id"], program)
-    after_id = (image or {}).get("Id")
-    after = {
-        "built": True,
-        "tag": after_id or "the built image",
-        "vllm": _vllm(software) or "what the image has",
-    }
-    return {
-        "changed": bool(actions),
-        "actions": actions,
-        "image_id": after_id,
-        "digest": None,
-        "bytes": (image or {}).get("Size"),
-        "commit": commit,
-        **_describe_software(plan.tag, software),
-        "diff": _diff(plan.tag, before, after if actions else before),
-    }
-
-
-def _vllm(software: ImageSoftware | None) -> str | None:
+def vllm_of(software: ImageSoftware | None) -> str | None:
+    """Return the version of vLLM for a diff."""
     return (software.vllm or "none") if software else None
 
 
-def _describe_software(
+def describe_software(
     name: str, software: ImageSoftware | None, warnings: Iterable[str] = ()
 ) -> dict[str, Any]:
+    """Return the part of a result that says what is in the image."""
     return {
         "software": software.to_json() if software else None,
         "warnings": [*warnings, *([no_answer(name)] if software and not software.vllm else [])],
@@ -198,7 +144,8 @@ def _tag_of(want: ImagePull) -> str:
     return want.ref.tag if want.ref else ""
 
 
-def _diff(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+def image_diff(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the diff of an image."""
     return {
         "before": dict(before),
         "after": dict(after),

@@ -85,6 +85,8 @@ def software() -> dict[str, Any]:
         "pytorch": torch or None,
         "python": platform.python_version(),
         "gfx": list(dict.fromkeys(gfx)) or None,
+        # AITER's setup.py calls its package amd-aiter, and called it aiter before.
+        "aiter": version("amd-aiter") or version("aiter") or None,
     }
 
 

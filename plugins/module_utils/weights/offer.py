@@ -15,6 +15,9 @@ from ..common.image_ref import ImageRef, parse_ref
 from ..common.module_main import NodeError
 from ..common.run_lock import run_lock
 from ..common.transfer_names import image_name
+from ..docker.client import DockerClient
+from ..docker.connect import connect
+from ..store import saved_image
 from ..store.blobs import Store
 from ..store.image_source import fetch_blobs, list_image
 from ..store.manifest import Manifest
@@ -31,6 +34,8 @@ def offer(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
     with contextlib.nullcontext() if check else run_lock("blob_fetch", params["timeout"]):
         if params["image"]:
             return _image(store, params, check)
+        if params["built"]:
+            return _built(store, params["built"], connect(params["docker_socket"], check), check)
         return _model(store, _snapshot(params["model"]), check)
 
 
@@ -59,6 +64,17 @@ def _image(store: Store, params: Mapping[str, Any], check: bool) -> dict[str, An
     return _result(manifest, [f"{what} ({sized(fetched)} of {sized(manifest.bytes)})"], fetched, started)
 
 
+def _built(store: Store, tag: str, client: DockerClient, check: bool) -> dict[str, Any]:
+    started = time.monotonic()
+    found = saved_image.exported(store, client, tag)
+    known = _right(store, found, check) if found else None
+    what = f"save {tag} from the engine into {store.root}"
+    if known or check:
+        return _result(known, [] if known else [what], 0, started)
+    manifest = saved_image.export_image(store, client, tag)
+    return _result(manifest, [f"{what} ({sized(manifest.bytes)})"], manifest.bytes, started)
+
+
 def _model(store: Store, snapshot: Snapshot, check: bool) -> dict[str, Any]:
     started = time.monotonic()
     known = _checked(store, from_store.manifest_name(snapshot), check)
@@ -81,8 +97,10 @@ def _model(store: Store, snapshot: Snapshot, check: bool) -> dict[str, Any]:
 def _checked(store: Store, name: str, check: bool) -> Manifest | None:
     """Return a manifest that the store has; what is wrong in it is removed, as others would get it from here."""
     known = store.manifest(name)
-    if known is None or store.missing(known):
-        return None
+    return None if known is None or store.missing(known) else _right(store, known, check)
+
+
+def _right(store: Store, known: Manifest, check: bool) -> Manifest | None:
     wrong = {} if check else store.verify(known.blobs)
     for sha256 in wrong:
         store.remove(sha256)

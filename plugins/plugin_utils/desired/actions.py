@@ -42,6 +42,13 @@ def has_image(state: NodeState | None, ref: str) -> bool:
     return state is not None and any(ref in image.digests or ref in image.tags for image in state.images)
 
 
+def has_build(state: NodeState | None, tag: str, image_id: str) -> bool:
+    """Return whether the host's Docker has this image under the tag of a build; image_id: "" for any."""
+    return state is not None and any(
+        tag in image.tags and image_id in ("", image.id) for image in state.images
+    )
+
+
 def size(count: int | None) -> str:
     """Return a number of bytes as text with a binary unit."""
     if count is None:

@@ -22,7 +22,7 @@ IMAGE = (
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64}"
     r"|:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}@sha256:[0-9a-f]{64})"
 )
-BUILD_KEYS = ("repo", "ref", "dockerfile", "args", "tag")
+BUILD_KEYS = ("repo", "ref", "dockerfile", "target", "args", "tag")
 RUNTIME_KEYS = (
     "privileged", "shm_size", "ipc", "memory", "numa", "extra_mounts", "ulimits", "restart", "stop_timeout",
     "ready_timeout", "hang_timeout", "cap_add",
@@ -47,13 +47,14 @@ DEFAULT_ULIMITS = (("memlock", -1, -1), ("nofile", 1048576, 1048576))
 
 @dataclass(frozen=True)
 class Build:
-    """An image built on the node from a Dockerfile of a git repository."""
+    """An image that one host builds from a Dockerfile of a git repository. target: its stage, "" for the last."""
 
     repo: str
     ref: str
     dockerfile: str
     args: tuple[tuple[str, str], ...]
     tag: str
+    target: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments of the module vllm_image."""
@@ -61,6 +62,7 @@ class Build:
             "repo": self.repo,
             "ref": self.ref,
             "dockerfile": self.dockerfile,
+            **({"target": self.target} if self.target else {}),
             "args": dict(self.args),
             "tag": self.tag,
         }
@@ -91,7 +93,7 @@ class Runtime:
 def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str) -> tuple[str, Build | None]:
     if "image" in values and "build" in values:
         check.wrong(
-            path, "has both image and build.", "Keep one: image is pulled, build is built on the node."
+            path, "has both image and build.", "Keep one: image is pulled, build is built on one host."
         )
         return "", None
     if "image" in values:
@@ -137,6 +139,10 @@ def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str
         r"[^/\s][^\s]*",
         "a path inside the repository",
     )
+    target = ""
+    if "target" in build:
+        pattern, meaning = r"[A-Za-z0-9][A-Za-z0-9_.-]*", "the name of a stage of the Dockerfile"
+        target = check.text(build["target"], (*where, "target"), "", pattern, meaning)
     tag = check.text(
         build.get("tag", f"instinct-fleet/{name or 'x'}:build"),
         (*where, "tag"),
@@ -145,8 +151,9 @@ def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str
         "a reference with a tag",
     )
     # The tag ends in a hash of what is built, so that a changed build is another image.
-    recipe = text_hash(canonical([repo, ref, dockerfile, sorted(args)]))[:12]
-    return "", Build(repo, ref, dockerfile, tuple(sorted(args)), f"{tag}-{recipe}")
+    inputs = [repo, ref, dockerfile, sorted(args), *([target] if target else [])]
+    recipe = text_hash(canonical(inputs))[:12]
+    return "", Build(repo, ref, dockerfile, tuple(sorted(args)), f"{tag}-{recipe}", target)
 
 
 def gpu_list(check: Checker, value: Any, path: Path) -> tuple[int, ...]:

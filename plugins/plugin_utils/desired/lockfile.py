@@ -34,6 +34,46 @@ class ImagePin:
 
 
 @dataclass(frozen=True)
+class BuildPin:
+    """An image that a host has built, of which all hosts get the same bytes.
+
+    image_id: the hash of its config. inputs: the hash of what it was built from: repository, commit, Dockerfile,
+    target, arguments, base images. bases: the digests of these by name. bytes: unpacked. software: as probed.
+    """
+
+    image_id: str
+    inputs: str
+    commit: str
+    bases: tuple[tuple[str, str], ...] = ()
+    bytes: int | None = None
+    software: ImageSoftware | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an entry of `builds` in fleet.lock.json."""
+        return {
+            "image_id": self.image_id,
+            "inputs": self.inputs,
+            "commit": self.commit,
+            "bases": dict(self.bases),
+            "bytes": self.bytes,
+            **({"software": self.software.to_json()} if self.software else {}),
+        }
+
+    @classmethod
+    def from_json(cls, pin: Mapping[str, Any]) -> BuildPin:
+        """Build it from what to_json returned. Raise KeyError or TypeError for other data."""
+        software = pin.get("software")
+        return cls(
+            pin["image_id"],
+            pin["inputs"],
+            pin["commit"],
+            tuple(sorted(pin["bases"].items())),
+            pin["bytes"],
+            ImageSoftware.from_json(software) if software else None,
+        )
+
+
+@dataclass(frozen=True)
 class ModelPin:
     """A model's commit, with every file of the repository and config.json; files is None if not resolved.
 
@@ -65,10 +105,11 @@ def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Lock:
-    """All pins: images by reference as configured, models by model_key()."""
+    """All pins: images by reference as configured, models by model_key(), builds by the image's tag."""
 
     images: Mapping[str, ImagePin] = field(default_factory=dict)
     models: Mapping[str, ModelPin] = field(default_factory=dict)
+    builds: Mapping[str, BuildPin] = field(default_factory=dict)
 
     def image(self, ref: str) -> ImagePin | None:
         """Return the pin of a reference; a reference with a digest is its own pin."""
@@ -92,7 +133,7 @@ class Lock:
             known = images.get(ref)
             same = known is not None and known.digest == pin.digest and pin.software is None
             images[ref] = replace(pin, software=known.software) if known and same else pin
-        return Lock(images, {**self.models, **newer.models})
+        return Lock(images, {**self.models, **newer.models}, {**self.builds, **newer.builds})
 
     def rebased(self, read: Lock, changed: Lock, refresh: bool) -> Lock:
         """Return this lock with what a run changed between the one that it read and `changed`.
@@ -102,6 +143,7 @@ class Lock:
         return Lock(
             _rebased(self.images, read.images, changed.images, refresh, _joined_pin),
             _rebased(self.models, read.models, changed.models, refresh, _later_pin),
+            _rebased(self.builds, read.builds, changed.builds, refresh, _built_pin),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -127,6 +169,11 @@ class Lock:
                 }
                 for key, pin in sorted(self.models.items())
             },
+            **(
+                {"builds": {tag: pin.to_json() for tag, pin in sorted(self.builds.items())}}
+                if self.builds
+                else {}
+            ),
         }
 
 
@@ -160,6 +207,10 @@ def _later_pin(other: ModelPin, mine: ModelPin, refresh: bool) -> ModelPin:
     return mine if refresh or other.commit == mine.commit else other
 
 
+def _built_pin(_other: BuildPin, mine: BuildPin, _refresh: bool) -> BuildPin:
+    return mine  # what hosts have
+
+
 def _image_pin(pin: Mapping[str, Any]) -> ImagePin:
     software = pin.get("software")
     return ImagePin(pin["digest"], pin["bytes"], ImageSoftware.from_json(software) if software else None)
@@ -190,6 +241,7 @@ def parse_lock(data: Any) -> Lock:
         return Lock(
             {ref: _image_pin(pin) for ref, pin in data["images"].items()},
             {key: _model_pin(key, pin) for key, pin in data["models"].items()},
+            {tag: BuildPin.from_json(pin) for tag, pin in data.get("builds", {}).items()},
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"an entry is incomplete: {error!r}") from error

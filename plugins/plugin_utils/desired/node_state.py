@@ -75,13 +75,17 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Image:
-    """An image in the node's Docker; software is None if it was not probed on this node. bytes: unpacked."""
+    """An image in the node's Docker; software is None if it was not probed on this node.
+
+    bytes: unpacked. build: what it was built from, by the names of its labels; empty for one that was pulled.
+    """
 
     id: str
     tags: tuple[str, ...]
     digests: tuple[str, ...]
     software: ImageSoftware | None = None
     bytes: int = 0
+    build: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -266,6 +270,7 @@ class NodeState:
                     _texts(item.get("digests")),
                     _software(item.get("software")),
                     int(item.get("bytes") or 0),
+                    tuple(sorted((str(key), str(text)) for key, text in (item.get("build") or {}).items())),
                 )
                 for item in state["images"]
             ),

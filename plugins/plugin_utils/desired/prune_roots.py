@@ -12,7 +12,7 @@ from .lockfile import Lock
 
 def kept_images(lock: Lock, deployments: Iterable[Any]) -> list[str]:
     """Return the names of images: by reference, and by digest as Docker lists them."""
-    found = set(lock.images)
+    found = {*lock.images, *lock.builds}
     for ref, pin in lock.images.items():
         found.add(f"{parse_ref(ref).repository}@{pin.digest}")
     for item in deployments:

@@ -10,7 +10,7 @@ from typing import Any
 from ...module_utils.common.image_ref import parse_ref
 from ...module_utils.common.instance_key import InstanceKey
 from ...module_utils.common.transfer_names import image_name
-from ..desired.actions import ALIVE, Action, has_image, size
+from ..desired.actions import ALIVE, Action, has_build, has_image, size
 from ..desired.deployment import Deployment
 from ..desired.deployment_parts import Build
 from ..desired.fleet import Host
@@ -42,6 +42,8 @@ class ImageStep:
     registry: str
     build: Build | None
     offered: bool = False  # other hosts get it from here
+    source: str = ""  # the host that has or builds it for this one
+    image_id: str = ""  # of a build, the one that all hosts have
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments of the role vllm_image; pull and digest are null for an image that is built."""
@@ -51,9 +53,15 @@ class ImageStep:
             "digest": self.digest or None,
             "bytes": self.bytes,
             "registry": self.registry,
-            "build": self.build.to_json() if self.build else None,
+            "build": {**self.build.to_json(), **self._received} if self.build else None,
             **({"offered": True} if self.offered else {}),
         }
+
+    @property
+    def _received(self) -> dict[str, Any]:
+        """Return the arguments of an image that another host builds."""
+        found = {"image_id": self.image_id} if self.image_id else {}
+        return {"from_store": True, **found} if self.source else {}
 
 
 @dataclass(frozen=True)
@@ -272,7 +280,8 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
         wanted = step.pull or step.ref
         if wanted in found:
             continue
-        if has_image(host.state, wanted):
+        there = has_build(host.state, wanted, step.image_id) if step.build else has_image(host.state, wanted)
+        if there:
             if deployment.image_ref in unknown:
                 reason = "its name does not show which vLLM it contains"
                 action = Action("image", "vllm_image", step.ref, "present", "probed", reason, IMAGE_CATALOG)
@@ -293,7 +302,9 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
 
 def _image_step(host: Host, deployment: Deployment, lock: Lock) -> ImageStep:
     if deployment.build:
-        return ImageStep(deployment.build.tag, "", "", None, "", deployment.build)
+        built = lock.builds.get(deployment.build.tag)
+        amount, image_id = (built.bytes, built.image_id) if built else (None, "")
+        return ImageStep(deployment.build.tag, "", "", amount, "", deployment.build, image_id=image_id)
     ref, pin = parse_ref(deployment.image), lock.image(deployment.image)
     if pin is None:
         return ImageStep(deployment.image, deployment.image, "", None, ref.registry, None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.paths import container_name
+from ...module_utils.common.transfer_names import is_build
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import Host
 from ..endpoint.plan import BalancerPlan
@@ -61,6 +62,16 @@ class HostPlan:
     def partial(self) -> bool:
         """Images have to be asked what they hold before the rest can be planned."""
         return bool(self.unknown)
+
+    @property
+    def builds(self) -> bool:
+        """Images are built, or received from the host that builds them: what came of it is pinned afterwards."""
+        return any(image.build for image in self.images)
+
+    @property
+    def passes_builds(self) -> bool:
+        """It builds an image, or gives one to others, or gets it."""
+        return self.builds or any(is_build(name) for name in self.transfers)
 
     @property
     def todo(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from ..instances.factory import InstanceFactory
 from ..instances.planned import Planned, RecordedInstance, Serving
 from ..placement.layout import Layout, lay_out_fleet
 from .air_gap import nowhere_stored
+from .builds import build_obstacles, build_transfers
 from .host_plan import FleetPlan, HostPlan
 from .hub_limits import hub_load
 from .model_terms import judge_downloads
@@ -161,6 +162,10 @@ def plan_fleet(
     problems += judged.problems
     _raise_problems(problems, fleet)
     unable = {stages.host.name: reason(stages.obstacles) for stages in planned if stages.obstacles} | odd
+    moving = [item for item in planned if again is None or item.host.name in again]
+    lacking = [(item.host, item.fetch.images) for item in moving]
+    beside = [item.host for item in moving]
+    unable.update({name: reason(found) for name, found in build_obstacles(lacking, beside).items()})
     unable.update(foreign_model_names(checked.fleet, planned) if endpoint else {})
     if unable:
         return plan_fleet(
@@ -169,14 +174,14 @@ def plan_fleet(
     revisions = revision_changes(selection, [stages.composed for stages in planned])
     _raise_problems(refused_upgrades(revisions, request), fleet)
     peers = peer_starts(planned)
-    moving = [item for item in planned if again is None or item.host.name in again]
     transfers, doubts = plan_transfers(
-        [(item.host, item.fetch.images, item.fetch.models) for item in moving], [item.host for item in moving]
+        [(item.host, item.fetch.images, item.fetch.models) for item in moving], beside
     )
     _raise_problems(
         nowhere_stored([(item.host, item.fetch.images, item.fetch.models) for item in moving], transfers),
         fleet,
     )
+    transfers += build_transfers(lacking, beside)
     shared = by_host(transfers)
     hosts = [
         stages.finish(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils.common.errors import Problem, natural
@@ -23,6 +23,7 @@ from ..placement.layout import Layout
 from . import actions as steps
 from .actions import ImageStep, ModelStep
 from .assumptions import Assumption, assumptions, factory_modes
+from .builds import received
 from .disk_space import check_disk
 from .downloads import Download
 from .fetch_rules import proxy_warnings
@@ -107,7 +108,7 @@ class HostStages:
         self, peers: Sequence[Action], record: RecordStage, shared: Sequence[HostTransfer] = ()
     ) -> HostPlan:
         """Return the host's plan. peers: starts of servers whose engine starts on another host. shared: transfers."""
-        fetch, serve = self.fetch, self.serve
+        fetch, serve = _received(self.host, self.fetch, shared), self.serve
         passed = [item.action for item in shared]
         own = fetch.actions
         first = next((at for at, item in enumerate(own) if item.role != "host_prep"), len(own))
@@ -207,6 +208,25 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
     )
 
 
+def _received(host: Host, fetch: FetchStage, shared: Sequence[HostTransfer]) -> FetchStage:
+    """Return the stage of a host to which others bring images that they build: it needs no tools for that."""
+    sources = {item.name: item.seed for item in shared if not item.seeds}
+    images = tuple(received(item, sources) for item in fetch.images)
+    texts = {item.ref: f"received from {item.source}, which builds it once" for item in images if item.source}
+    if not texts:
+        return fetch
+    actions = tuple(
+        replace(item, after=texts[item.target]) if item.kind == "image" and item.target in texts else item
+        for item in fetch.actions
+    )
+    packages = fetch.packages
+    tools = steps.build_tools(host, fetch.images)
+    if tools and not any(item.build and not item.source for item in images):
+        actions = tuple(item for item in actions if item.kind != "build_tools")
+        packages = tuple(name for name in packages if name not in tools[1])
+    return replace(fetch, images=images, actions=actions, packages=packages)
+
+
 def _serve(
     host: Host,
     layout: Layout,
@@ -297,7 +317,7 @@ def _warnings(host: Host, layout: Layout) -> tuple[str, ...]:
         if build and not (len(build.ref) == 40 and all(char in "0123456789abcdef" for char in build.ref)):
             found.append(
                 f"deployment {deployment.name} builds {build.ref}, which may move: "
-                "name a commit to give every node the same build"
+                "name a commit, so that it can be built again"
             )
     return tuple(item for item in found if item)
 

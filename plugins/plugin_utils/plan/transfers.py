@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ...module_utils.common.paths import DATA_DIR, DOCKER_ROOT, UNPACK_FACTOR
-from ...module_utils.common.transfer_names import image_name, model_name
+from ...module_utils.common.transfer_names import build_name, image_name, model_name
 from ..desired.actions import DEBIAN, Action, size
 from ..desired.fleet import Host
 from ..desired.node_state import NodeState
@@ -17,7 +17,7 @@ from ..text import listed, plural
 from .actions import ImageStep, ModelStep
 from .disk_space import disk_of
 
-IMAGE, MODEL = "image", "model"
+IMAGE, MODEL, BUILD = "image", "model", "build"
 AUTO, PEERS, ORIGIN = "auto", "peers", "origin"
 MANY = 3
 """Hosts that lack the same before they share it: with fewer, one more copy from the origin is quicker than a swarm."""
@@ -41,10 +41,11 @@ class TransferMember:
 
 @dataclass(frozen=True)
 class Transfer:
-    """An image or a model that hosts pass on to each other.
+    """An image or a model that hosts pass on to each other; kind BUILD is an image that the seed builds first.
 
-    what: its name for people. origin: from where the seed gets it, "" if it has it. offer: the seed's arguments of
-    blob_fetch. seconds, bound: an estimate, and the rate that decides it; only of declared rates.
+    bytes: 0 where they are not known yet. what: its name for people. origin: from where the seed gets it, "" if it has
+    it. offer: the seed's arguments of blob_fetch. seconds, bound: an estimate, and the rate that decides it; only of
+    declared rates.
     """
 
     name: str
@@ -114,10 +115,10 @@ def plan_transfers(
             if _way(host) == ORIGIN:
                 continue
             if host.name not in members:
-                members[host.name] = _member(host)
+                members[host.name] = member_of(host)
             member, amount = members[host.name], step.bytes or 0
             if member is None:
-                warnings.setdefault(_no_address(host), {})[host.name] = None
+                warnings.setdefault(no_address(host), {})[host.name] = None
             elif room[host.name][need.kind] < amount:
                 warnings.setdefault(_no_room(need, amount), {})[host.name] = None
             else:
@@ -199,7 +200,7 @@ def _holder(host: Host, name: str, step: ImageStep | ModelStep) -> TransferMembe
             and (item.exclude, item.include) == (step.exclude, step.include)
             for item in host.state.models
         )
-    return _member(host) if there else None
+    return member_of(host) if there else None
 
 
 def _way(host: Host) -> str:
@@ -211,7 +212,7 @@ def has_stored(host: Host, step: ImageStep | ModelStep) -> bool:
     return host.state is not None and bool(host.state.stored) and name_of(step) in host.state.stored
 
 
-def _member(host: Host) -> TransferMember | None:
+def member_of(host: Host) -> TransferMember | None:
     """Return the host with an address of its own; None if it has none that others can use."""
     state, name = host.state, host.settings.distribution_interface
     if state is None or not _has_engine(state):
@@ -237,7 +238,8 @@ def _has_engine(state: NodeState) -> bool:
     return state.libtorrent or state.os_id in DEBIAN
 
 
-def _no_address(host: Host) -> str:
+def no_address(host: Host) -> str:
+    """Return why a host takes part in no transfer."""
     if host.state is not None and not _has_engine(host.state):
         return "images and weights come from their origin to each, as python3-libtorrent is not there"
     if host.settings.distribution_interface:
@@ -319,11 +321,12 @@ def estimate(amount: int, members: Sequence[TransferMember], fetched: bool) -> t
 
 @dataclass(frozen=True)
 class HostTransfer:
-    """A host's part of a transfer. seeds: it is the one from which the others get it."""
+    """A host's part of a transfer. seeds: it is the one from which the others get it. seed: that host."""
 
     name: str
     action: Action
     seeds: bool
+    seed: str = ""
 
 
 def by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
@@ -332,12 +335,13 @@ def by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
     for item in transfers:
         seed = item.seed.host.name
         why = f"{plural(len(item.receivers) + bool(item.origin), 'host')} lack it"
-        first = f"{seed} fetches {size(item.bytes)} from {item.origin}" if item.origin else f"{seed} has it"
+        fetches = "builds it" if item.kind == BUILD else f"fetches {size(item.bytes)} from {item.origin}"
+        first = f"{seed} {fetches}" if item.origin else f"{seed} has it"
         after = f"{first}, and {plural(len(item.receivers), 'host')} get it there and from each other"
         own = _action(item, "absent" if item.origin else "present", after, why)
-        found.setdefault(seed, []).append(HostTransfer(item.name, own, True))
+        found.setdefault(seed, []).append(HostTransfer(item.name, own, True, seed))
         for member in item.receivers:
-            received = HostTransfer(item.name, _action(item, "absent", after, why), False)
+            received = HostTransfer(item.name, _action(item, "absent", after, why), False, seed)
             found.setdefault(member.host.name, []).append(received)
     return found
 
@@ -353,12 +357,13 @@ def offer(step: _Step, offered: Collection[str]) -> _Step:
 def name_of(step: ImageStep | ModelStep) -> str:
     """Return the name of what a step brings."""
     if isinstance(step, ImageStep):
-        return image_name(step.digest)
+        return build_name(step.ref) if step.build else image_name(step.digest)
     return model_name(step.repo, step.commit, step.files)
 
 
 def _action(item: Transfer, before: str, after: str, why: str) -> Action:
-    return Action("transfer", "distribution", f"{item.kind} {item.what}", before, after, why, SOURCE)
+    kind = IMAGE if item.kind == BUILD else item.kind
+    return Action("transfer", "distribution", f"{kind} {item.what}", before, after, why, SOURCE)
 
 
 def transfer_lines(transfers: Sequence[Transfer]) -> list[str]:
@@ -368,10 +373,11 @@ def transfer_lines(transfers: Sequence[Transfer]) -> list[str]:
         seed = item.seed.host.name
         first = f"{size(item.bytes)} from {item.origin} to {seed}" if item.origin else f"{seed} has it"
         hosts = listed([member.host.name for member in item.receivers])
-        total = size(item.bytes * len(item.receivers))
-        lines.append(
-            f"  {item.kind} {item.what}: {first}, then {total} between hosts, to {hosts}{_time(item)}"
-        )
+        total = f"{size(item.bytes * len(item.receivers))} " if item.bytes else ""
+        if item.kind == BUILD and item.origin:
+            first = f"{seed} builds it"
+        kind = IMAGE if item.kind == BUILD else item.kind
+        lines.append(f"  {kind} {item.what}: {first}, then {total}between hosts, to {hosts}{_time(item)}")
     return lines
 
 

@@ -34,7 +34,8 @@ def todo_hosts(
 ) -> list[dict[str, Any]]:
     """Return hosts for add_host.
 
-    Those that are planned again afterwards are in the group fleet_partial, and those that the run leaves out in
+    Those that build images, or give or get one that was built, are in the group fleet_builds; those that are planned
+    again afterwards in fleet_partial, and those that the run leaves out in
     fleet_excluded.
 
     held: hosts whose lease another run has, of a run that changes hosts; None of one that does not. A run that changes
@@ -46,7 +47,8 @@ def todo_hosts(
     for host in plan.hosts:
         if host.actions:
             groups[host.host.name] = [f"todo_{role}" for role in host.todo]
-            groups[host.host.name] += ["fleet_partial"] if host.partial else []
+            groups[host.host.name] += ["fleet_builds"] if host.passes_builds else []
+            groups[host.host.name] += ["fleet_partial"] if host.partial or host.builds else []
     batched = (
         {f"{host}.{name}" for host in rollout.hosts for name in rollout.batched(host)} if rollout else set()
     )

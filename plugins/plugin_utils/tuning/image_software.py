@@ -33,7 +33,7 @@ def software_of(deployment: Deployment, host: Host, lock: Lock, knowledge: Knowl
     if the probe found no vLLM in the image. A fork is what it is by whichever of them it is recognized.
     """
     pin = lock.image(deployment.image) if deployment.image else None
-    asked = _probed(deployment, host, pin)
+    asked = _probed(deployment, host, pin, lock)
     facts = look_up(knowledge.images, _exact(deployment, pin))
     moves = facts.floating or look_up(knowledge.images, deployment.image_ref).floating
     known = not facts.serves or facts.platform == CUDA or (facts.vllm is not None and not facts.floating)
@@ -103,10 +103,13 @@ def _exact(deployment: Deployment, pin: ImagePin | None) -> str:
     return f"{ref}@{pin.digest}" if pin and "@" not in ref else ref
 
 
-def _probed(deployment: Deployment, host: Host, pin: ImagePin | None) -> ImageSoftware | None:
+def _probed(deployment: Deployment, host: Host, pin: ImagePin | None, lock: Lock) -> ImageSoftware | None:
     if pin and pin.software:
         return pin.software
     name = deployment.build.tag if deployment.build else deployment.image
+    built = lock.builds.get(name) if deployment.build else None
+    if built and built.software:
+        return built.software
     if pin:
         name = f"{parse_ref(deployment.image).repository}@{pin.digest}"
     return _on_node(host.state, name)

@@ -211,7 +211,7 @@ def test_a_build_and_its_tag() -> None:
         (
             {"build": {"repo": "https://x/y", "ref": "v1"}},
             "vllm_deployments[0]: has both image and build. Keep one: image is pulled, build is built on "
-            "the node.",
+            "one host.",
         ),
         (
             {"image": None},

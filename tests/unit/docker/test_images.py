@@ -488,9 +488,11 @@ def test_builds_with_the_documents_commands(
     lines = called.read_text().splitlines()
     assert lines[0] == f"git clone --quiet https://git.example/vllm.git {source}"
     assert lines[-1] == (
-        f"docker build -f {source}/docker/Dockerfile.rocm -t local/vllm:v1 --label "
+        f"docker build -f {source}.Dockerfile -t local/vllm:v1 --label "
         f"instinct-fleet.build={plan.hash} "
-        f"--label instinct-fleet.build.commit={result['commit']} --build-arg USE_CYTHON=1 {source}"
+        f"--label instinct-fleet.build.commit={result['commit']} "
+        f"--label instinct-fleet.build.inputs={result['inputs']} "
+        f"--label instinct-fleet.build.bases={{}} --build-arg USE_CYTHON=1 {source}"
     )
     assert not os.path.exists(source)
     again, _ = run_module(vllm_image.main, args)

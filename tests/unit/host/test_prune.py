@@ -110,6 +110,8 @@ def test_images_of_the_toolkit(image: FoundImage, goes: bool) -> None:
         (f"model a/b@{OLD} 12ab", Roots(weights=frozenset([("a/b", NEW)])), False),
         (f"model a/b@{OLD} 12ab", Roots(commits=frozenset([OLD])), True),
         (f"model a/b@{OLD} 12ab", Roots(fetching=frozenset(["a/b"])), True),
+        ("build own/vllm:1-ab", Roots(), False),
+        ("build own/vllm:1-ab", Roots(images=frozenset(["own/vllm:1-ab"])), True),
         ("blobs-of-no-manifest", Roots(weights=frozenset([("a/b", OLD)])), False),
     ],
 )
