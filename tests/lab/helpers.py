@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from collections.abc import Callable
@@ -31,6 +32,13 @@ def deployment(**keys: Any) -> dict[str, Any]:
     }
     base.update(keys)
     return {key: value for key, value in base.items() if value is not None}
+
+
+def docker_time(text: str) -> float:
+    """Seconds since 1970 of one of Docker's times, which are of UTC and have nanoseconds."""
+    whole, _, rest = text.strip().rstrip("Z").partition(".")
+    begun = datetime.datetime.fromisoformat(whole).replace(tzinfo=datetime.UTC)
+    return begun.timestamp() + float(f"0.{rest or 0}")
 
 
 # Only what never comes takes so long: two labs, the unit tests and real engines share two cores.

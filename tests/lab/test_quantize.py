@@ -16,7 +16,7 @@ import pytest
 from lab.config import VLLM_VERSION
 from tests import ROOT
 
-from .conftest import Lab, copy_inventory, reset_lab
+from .conftest import Lab, container, copy_inventory, reset_lab
 from .helpers import MODEL, deployment
 
 pytestmark = pytest.mark.deep  # 250 MB of packages, PyTorch's imports and two real engines on two cores
@@ -77,6 +77,14 @@ def tokens(lab: Lab, host: str) -> str:
     return str(lab.on(host, f"python3 -c \"$(cat <<'EOF'\n{ASK}\nEOF\n)\""))
 
 
+def copied(host: str, other: str, path: str) -> None:
+    """Copy a directory of a node to the same path of another one, as it is."""
+    give = ["docker", "exec", container(host), "tar", "-cC", "/", path.lstrip("/")]
+    take = ["docker", "exec", "-i", container(other), "tar", "-xC", "/"]
+    archive = subprocess.run(give, check=True, stdout=subprocess.PIPE).stdout
+    subprocess.run(take, check=True, input=archive)
+
+
 def test_quantized_signed_served_on_two_nodes_and_a_tampered_copy_refused(
     real: Lab, packages: Path, keys: Path
 ) -> None:
@@ -98,14 +106,13 @@ def test_quantized_signed_served_on_two_nodes_and_a_tampered_copy_refused(
     commit = lab.on(host, f"ls {MODELS}/{NAME}").strip()
     path = f"{MODELS}/{NAME}/{commit}"
     assert f"model: {path}" in " ".join(run.out.split())
-    assert set(lab.on(host, f"stat -c %a {path}/*").split()) == {"644"}
+    modes = f"find {path} -type f -printf '%m\\n' | sort -u; find {path} -type d -printf '%m\\n' | sort -u"
+    assert lab.on(host, modes).split() == ["644", "755"]
     again = lab.play(*command)
     assert (again.rc, "There already" in again.out) == (0, True), again.out[-3000:]
 
     # Copied as it is, and served by both.
-    lab.on(other, f"mkdir -p {MODELS}/{NAME}")
-    archive = lab.on(host, f"tar -C {MODELS}/{NAME} -cz {commit} | base64 -w0")
-    lab.on(other, f"echo '{archive}' | base64 -d | tar -C {MODELS}/{NAME} -xz")
+    copied(host, other, path)
     config = lab.inventory / "quantized"
     config.mkdir(exist_ok=True)
     (config / "config.json").write_text(lab.on(host, f"cat {path}/config.json"))
@@ -132,4 +139,6 @@ def test_quantized_signed_served_on_two_nodes_and_a_tampered_copy_refused(
     lab.on(other, f"cp /tmp/whole {weights}")
     run = lab.play("deploy")
     assert run.rc == 0, run.out[-4000:]
-    assert tokens(lab, host) == tokens(lab, other) != ""
+    said = [tokens(lab, node) for node in (host, other)]
+    print(f"{path}: {said[0]!r} of both nodes")
+    assert said[0] == said[1] != ""

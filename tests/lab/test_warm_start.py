@@ -11,7 +11,7 @@ import pytest
 from lab.config import VLLM_VERSION
 
 from .conftest import Lab, Run
-from .helpers import deployment
+from .helpers import deployment, docker_time
 
 IMAGE = f"registry.lab:5000/lab/vllm:cpu_vllm_{VLLM_VERSION}"
 GOAL = 0.5  # of the seconds of a cold start
@@ -40,6 +40,23 @@ def started(run: Run, host: str) -> dict[str, float]:
     }
 
 
+STEPS = (
+    "Initializing a V1 LLM engine", "Starting to load model", "Loading weights took", "Dynamo bytecode transform time",
+    "torch.compile took", "graph compilation", "init engine", "Application startup complete",
+)  # fmt: skip
+
+
+def phases(lab: Lab, host: str) -> str:
+    """Seconds of a start at which vLLM's log has a step."""
+    begun = lab.on(host, "docker inspect -f '{{.State.StartedAt}}' instinct-llama-0")
+    found = []
+    for line in lab.on(host, "docker logs --timestamps instinct-llama-0 2>&1").splitlines():
+        at, _, text = line.partition(" ")
+        if step := next((step for step in STEPS if step in text), ""):
+            found.append(f"{docker_time(at) - docker_time(begun):.1f} s {step}")
+    return ", ".join(found)
+
+
 def restored(run: Run, host: str) -> list[str]:
     return [text for text in run.actions().get(host, []) if text.startswith("restore ")]
 
@@ -50,12 +67,14 @@ def test_the_second_start_is_at_most_half_as_long(fresh_lab: Lab) -> None:
     serve(lab)
     cold_run = lab.play("deploy", "--limit", first)
     cold = started(cold_run, first)["llama-0"]
+    print(f"cold: {phases(lab, first)}")
     assert restored(cold_run, first) == []
     packed = [text for text in cold_run.actions()[first] if text.startswith("pack ")]
     assert len(packed) == 1, cold_run.out[-4000:]
 
     elsewhere = lab.play("deploy", "--limit", second)
     other_node = started(elsewhere, second)["llama-0"]
+    print(f"other node: {phases(lab, second)}")
     assert len(restored(elsewhere, second)) == 1
 
     # Root's alone, complete, and nothing but what was recorded.
@@ -78,6 +97,7 @@ def test_the_second_start_is_at_most_half_as_long(fresh_lab: Lab) -> None:
     serve(lab)
     once_more = lab.play("deploy", "--limit", first)
     same_node = started(once_more, first)["llama-0"]
+    print(f"same node: {phases(lab, first)}")
     assert len(restored(once_more, first)) == 1
     ratios = {"another node": other_node / cold, "the same node": same_node / cold}
     print(

@@ -4,7 +4,7 @@
     python -m tests.oracles.real_quantizers --python VENV/bin/python [--vllm VENV/bin/python] [--schemes ptpc_fp8 …]
 
 `make quantizers` makes the environment. With --vllm, the real vLLM generates tokens with what a CPU can serve: it has
-kernels for ptpc_fp8, and none for FP8 with measured scales or MXFP4.
+kernels for ptpc_fp8, and none for FP8 with measured scales or MXFP4, which its loader reads into its model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,17 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from lab import models
+from tests import ROOT
 from tests.worlds.quantize_world import DATA, GIB, REQUIREMENTS
 
 WORDS = "the server model token request prompt answer memory kernel fleet driver queue"
 SERVED = ("ptpc_fp8", "fp8_dynamic")  # on a CPU, by vLLM 0.32
+# The type of matrices in vLLM's model, and the ends of the names of what the files do not fill: vLLM takes 1 for scales
+# of queries and probabilities, which AMD's models lack too, and without an FP8 KV cache for those of keys and values.
+LOADED = {
+    "fp8-kv": ("torch.float8_e4m3fn", ["prob_scale", "q_scale"]),
+    "mxfp4": ("torch.uint8", ["k_scale", "prob_scale", "q_scale", "v_scale"]),
+}
 REQUESTS = {
     "ptpc_fp8": QuantizeRequest("ptpc_fp8", device="cpu"),
     "mxfp4": QuantizeRequest("mxfp4", device="cpu"),
@@ -108,6 +115,26 @@ def signed_and_tampered(path: Path, statement: str) -> None:
     shutil.rmtree(copy)
 
 
+def loaded(python: str, model: Path, name: str) -> str:
+    """Return what vLLM's loader made of a checkpoint that a CPU cannot compute with (vllm_loader.py)."""
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HOME": "/tmp",
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+    }
+    command = [python, str(ROOT / "tests/oracles/vllm_loader.py"), str(model)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"vLLM does not load {model}:\n{done.stderr[-3000:]}")
+    line = done.stdout.splitlines()[-1]
+    found = json.loads(line)
+    weight, unfilled = LOADED[name]
+    if found["unfilled"] != unfilled or f"weight {weight}" not in found["types"]:
+        raise SystemExit(f"{name}: vLLM's loader left other parameters, or made others: {line}")
+    return f"vLLM's loader: {line}"
+
+
 def generated(python: str, model: Path) -> str:
     """Return the tokens that the real vLLM generates."""
     env = {
@@ -150,8 +177,9 @@ def main() -> int:
                 f"{made['bytes']:,} bytes, {report['peak_bytes'] / 1e6:.0f} MB RSS, {time.monotonic() - begun:.0f} s; "
                 "signed, verified, a flipped bit refused\n"
             )
-            if options.vllm and name in SERVED:
-                sys.stdout.write(f"{name}: {generated(options.vllm, path)}\n")
+            if options.vllm:
+                did = generated(options.vllm, path) if name in SERVED else loaded(options.vllm, path, name)
+                sys.stdout.write(f"{name}: {did}\n")
             sys.stdout.flush()
     return 0
 

@@ -27,7 +27,8 @@ def quantize(client: DockerClient, params: Mapping[str, Any], check: bool) -> Js
             f"Image {wanted.image} is not on this node. Run site.yml, which brings it, or name one with quantize_image."
         )
     given = params["packages"]
-    if given and not os.path.isdir(given):
+    not_copied_yet = check and given == paths.PACKAGES  # nothing is, in check mode
+    if given and not os.path.isdir(given) and not not_copied_yet:
         raise NodeError(f"{given} is no directory of this node: put the packages there (docs/quantize.md).")
     packages = EnvironmentRequest(
         requirements=params["requirements"],

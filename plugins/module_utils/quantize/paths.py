@@ -10,6 +10,7 @@ MODELS = DATA_DIR + "/models"
 HASHES = HOME + "/hashes"
 LOGS = HOME + "/logs"
 CALIBRATION = HOME + "/calibration"  # roles/quantize/tasks/copy.yml copies files there
+PACKAGES = HOME + "/packages"  # and there
 
 ENV_MOUNT = "/quantize/env"
 SOURCE_MOUNT = "/quantize/source"

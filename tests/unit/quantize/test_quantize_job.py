@@ -232,6 +232,17 @@ def test_check_mode_shows_the_containers_and_touches_nothing(
     assert not home.exists()
 
 
+def test_packages_that_the_role_copies_are_not_there_yet_in_check_mode(
+    tmp_path: Path, docker: FakeDocker
+) -> None:
+    given = params(write_model(tmp_path / "source"))
+    copied_later = {**given, "packages": paths.PACKAGES}
+    assert f"from {paths.PACKAGES}" in run(docker, copied_later, check=True)["actions"][0]
+    for wanted, check in ((copied_later, False), ({**given, "packages": "/data/wheels"}, True)):
+        with pytest.raises(NodeError, match=f"{wanted['packages']} is no directory"):
+            run(docker, wanted, check)
+
+
 def test_facts_of_a_directory_and_of_a_snapshot_of_the_hub(tmp_path: Path, docker: FakeDocker) -> None:
     local = write_model(tmp_path / "local", code=1)
     tree = Tree(tmp_path / "gpus").build()
