@@ -53,13 +53,18 @@ class Store:
 
     def incoming(self, manifest: Manifest) -> str:
         """Return the directory in which a manifest's blobs are received, made if it is missing; only root reads it."""
-        path = os.path.join(self.root, "incoming", manifest.id)
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
+        path = self.workspace(manifest.id)
         name = os.path.join(path, MANIFEST)
         if not os.path.exists(name):
             write_atomic(name, manifest.text + "\n", 0o600)
+        return path
+
+    def workspace(self, name: str) -> str:
+        """Return a directory of incoming/ for content of which no manifest is known yet; prune.yml removes it."""
+        path = os.path.join(self.root, "incoming", name)
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
         return path
 
     def manifest_path(self, manifest_id: str) -> str:

@@ -118,7 +118,7 @@ class _Loader:
 
     def __init__(self, store: Store, index: BundleIndex, missing: Mapping[str, int]) -> None:
         self._store, self._missing = store, missing
-        self._directory = store.incoming(f"bundle-{index.id[:16]}")
+        self._directory = store.workspace(f"bundle-{index.id[:16]}")
 
     def load(self, volume: Volume, directory: str) -> list[str]:
         """Read a volume, and return in words what is wrong with it."""

@@ -57,7 +57,7 @@ def export_image(store: Store, client: DockerClient, tag: str) -> Manifest:
             f"Not enough disk to pass on {tag}: {store.root} has {sized(free)} free, and {sized(size + DISK_MARGIN)} "
             "are needed. Free some space (playbooks/prune.yml), and run again."
         )
-    directory = store.incoming(f"export-{digest}")
+    directory = store.workspace(f"export-{digest}")
     try:
         manifest = _saved(store, client, str(image["Id"]), tag, directory)
     finally:
