@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.errors import Path, suggest
@@ -54,7 +54,9 @@ class Build:
     dockerfile: str
     args: tuple[tuple[str, str], ...]
     tag: str
-    target: str = ""
+    target: str = field(
+        default="", repr=False
+    )  # the tag tells it; start keys have the text of what was there before
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments of the module vllm_image."""

@@ -106,9 +106,13 @@ def states(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
     return found
 
 
+ADDRESSES = {name: {"ansible_host": f"10.0.0.{at}"} for at, name in enumerate(("n1", "n2", "n10"), 1)}
+"""Without one, a host gets no image that another builds."""
+
+
 def try_plan(found: Any, wanted: Any, **keys: Any) -> dict[str, Any] | None:
     try:
-        return plan(found, wanted, groups={"blue": ["n2"]}, **keys).to_json()
+        return plan(found, wanted, groups={"blue": ["n2"]}, own=ADDRESSES, **keys).to_json()
     except FleetError:
         return None
 
