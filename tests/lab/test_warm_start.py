@@ -19,11 +19,7 @@ GOAL = 0.5  # of the seconds of a cold start
 
 def serve(lab: Lab) -> None:
     """What the inventory wants: an engine that compiles its graphs, as it does without enforce_eager."""
-    # vLLM 0.32 for the CPU cannot load what it compiled ahead of time ("no attribute 'finalize_loading'").
-    env = {
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-        "VLLM_USE_AOT_COMPILE": "0",
-    }  # fmt: skip
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     args: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 16}
     lab.write_vars(vllm_deployments=[deployment(image=IMAGE, engine_args=args, env=env)])
 
