@@ -66,7 +66,7 @@ def _wrong_kind(
             return (Problem(deployment.path, f"attention_config: {finding.what}.", finding.fix),)
     named = backends.called(str(given or "").upper())
     kind = MLA if _latent(tuned, model) else DENSE
-    ignored = kind == DENSE and not tuned.table.line.inside("0.13.0", None, tuned.release.index)
+    ignored = kind == DENSE and not tuned.inside("0.13.0")
     if named is None or named[1] == kind or ignored or not model.architectures or not tuned.release.exact:
         return ()
     what = (
@@ -81,7 +81,7 @@ def _no_backend(
     """What no attention backend takes among those from which vLLM chooses; it compares them since 0.18.0."""
     asked = {"block_size": engine.block_size, "kv_cache_dtype": engine.kv_cache_dtype}
     given = {key: value for key, value in asked.items() if f"--{key.replace('_', '-')}" in tuned.args}
-    if not given or not tuned.table.line.inside("0.18.0", None, tuned.release.index):
+    if not given or not tuned.inside("0.18.0"):
         return ()
     dtype = str(given.get("kv_cache_dtype"))
     if dtype.startswith(OWN_BACKEND):

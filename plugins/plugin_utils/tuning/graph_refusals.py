@@ -19,11 +19,11 @@ BREAKABLE = "VLLM_USE_BREAKABLE_CUDAGRAPH"
 def graph_refusals(tuned: TunedSettings) -> Iterator[tuple[str, str, str]]:
     """Yield the flag, what is wrong, and what to do."""
     inner = as_map(tuned.args.get(COMPILATION)) or {}
-    largest = tuned.args.get(f"--{LARGEST.replace('_', '-')}", inner.get(LARGEST))
+    flag = f"--{LARGEST.replace('_', '-')}"
+    largest = tuned.args.get(flag, inner.get(LARGEST))
     if not isinstance(largest, int) or isinstance(largest, bool) or _off(tuned, inner):
         return
-    flag = f"--{LARGEST.replace('_', '-')}"
-    if largest <= 0 and tuned.table.line.inside(SINCE, None, tuned.release.index):
+    if largest <= 0 and tuned.inside(SINCE):
         fix = "Set it to 1 at least, or enforce_eager: true for none at all."
         yield flag, f"{largest} is below 1, the size of the smallest graph", fix
     sizes = tuned.args.get(f"--{SIZES.replace('_', '-')}", inner.get(SIZES))
@@ -44,5 +44,5 @@ def _off(tuned: TunedSettings, inner: Mapping[str, Any]) -> bool:
         "1",
         "true",
     )
-    since = tuned.table.line.inside(MODES_SINCE, None, tuned.release.index)
+    since = tuned.inside(MODES_SINCE)
     return pieces and since and mode is not None and str(mode).upper() not in WHOLE_MODE

@@ -59,10 +59,6 @@ def model_refusals(
     return problems, tuple(_unknown(tuned, config, knowledge))
 
 
-def _since(tuned: TunedSettings, since: str, until: str | None = None) -> bool:
-    return tuned.table.line.inside(since, until, tuned.release.index)
-
-
 def _map(value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
@@ -74,7 +70,7 @@ def _map(value: Any) -> Mapping[str, Any]:
 
 def _inputs(tuned: TunedSettings) -> Found:
     """Yield values of the wrong type in flags about images, videos and sounds; typed since 0.9.1."""
-    if not _since(tuned, "0.9.1"):
+    if not tuned.inside("0.9.1"):
         return
     for name, options in _map(tuned.args.get("--media-io-kwargs")).items():
         if not isinstance(options, Mapping):
@@ -101,11 +97,11 @@ def _multimodal(deployment: Deployment, tuned: TunedSettings, config: Mapping[st
         return
     for name, limit in _map(tuned.args.get("--limit-mm-per-prompt")).items():
         count = mapping(limit).get("count", 0) if isinstance(limit, Mapping) else limit
-        if _since(tuned, "0.11.1") and _count(count) and int(count) < 0:
+        if tuned.inside("0.11.1") and _count(count) and int(count) < 0:
             yield "--limit-mm-per-prompt", f"{name} is {count}", "Write a number that is not below 0."
     shared, usual = "--mm-shm-cache-max-object-size-mb", 128
     other = tuned.args.get("--mm-processor-cache-type", "lru") != "shm"
-    if _since(tuned, "0.11.1") and other and tuned.args.get(shared, usual) not in (usual, str(usual)):
+    if tuned.inside("0.11.1") and other and tuned.args.get(shared, usual) not in (usual, str(usual)):
         yield shared, "only a cache of type shm has it", "Set mm_processor_cache_type: shm, or leave it out."
     sizes = [getattr(deployment, name) for name in SIZES]
     if tuned.args.get("--mm-tensor-ipc") == "torch_shm" and max(sizes) > 1:
@@ -137,7 +133,7 @@ def _pooling(tuned: TunedSettings) -> Found:
     """Yield that two releases ask a pooling model's configuration for its type."""
     flag = "--pooler-config"
     given = tuned.args.get(flag)
-    if given is not None and _since(tuned, "0.12.0", "0.14.0") and not _map(given).get("pooling_type"):
+    if given is not None and tuned.inside("0.12.0", "0.14.0") and not _map(given).get("pooling_type"):
         yield flag, "it has no pooling_type", "Add pooling_type, such as LAST, or leave pooler_config out."
 
 
@@ -145,7 +141,7 @@ def _stages(deployment: Deployment, tuned: TunedSettings) -> Found:
     """Yield that a draft would be split into stages, which its class cannot be."""
     flag, stages = "--speculative-config", deployment.pipeline_parallel_size
     method = _map(tuned.args.get(flag)).get("method")
-    if stages > 1 and method in _ONE_STAGE and _since(tuned, "0.9.0", "0.30.0"):
+    if stages > 1 and method in _ONE_STAGE and tuned.inside("0.9.0", "0.30.0"):
         what = f"a draft of method {method} cannot be split into {stages} pipeline stages"
         yield flag, what, "Set pipeline_parallel_size: 1, or use method ngram."
 
@@ -157,7 +153,7 @@ def _other_kinds(tuned: TunedSettings, config: Mapping[str, Any], names: tuple[s
     if tuned.args.get("--use-replayssm") is True and not any("NemotronH" in name for name in names):
         yield "--use-replayssm", "it is for Nemotron-H models only", "Leave it out."
     routed, experts = "--enable-return-routed-experts", any("expert" in key for key in config)
-    if tuned.args.get(routed) is True and not experts and _since(tuned, "0.31.0"):
+    if tuned.args.get(routed) is True and not experts and tuned.inside("0.31.0"):
         yield routed, "the model has no experts", "Leave it out."
     if tuned.args.get("--engram-config") is not None and not any(name.startswith(_ENGRAM) for name in names):
         yield "--engram-config", "the model has no n-gram embeddings", "Leave it out."
@@ -167,7 +163,7 @@ def _sliding(tuned: TunedSettings, config: Mapping[str, Any]) -> Found:
     flag, scaling = "--disable-sliding-window", mapping(config.get("rope_scaling"))
     kind = scaling.get("rope_type") or scaling.get("type")
     usable = (None, "su", "longrope", "llama3")
-    if tuned.args.get(flag) is True and _since(tuned, "0.6.3", "0.12.0") and kind not in usable:
+    if tuned.args.get(flag) is True and tuned.inside("0.6.3", "0.12.0") and kind not in usable:
         what = f"it cannot do that where positions are scaled ({kind})"
         yield flag, what, "Leave it out, or use an image with vLLM 0.12.0."
 

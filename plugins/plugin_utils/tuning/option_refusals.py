@@ -49,7 +49,7 @@ def option_refusals(tuned: TunedSettings, multimodal: bool) -> Found:
     yield from _sharded(tuned)
     size = tuned.args.get(SHM)
     shared = tuned.args.get("--mm-processor-cache-type") == "shm"
-    if multimodal and size not in (None, SHM_DEFAULT) and not shared and _inside(tuned, SHM_SINCE):
+    if multimodal and size not in (None, SHM_DEFAULT) and not shared and tuned.inside(SHM_SINCE):
         yield SHM, "only the cache of type shm has it", "Set mm_processor_cache_type: shm, or leave it out."
 
 
@@ -69,28 +69,24 @@ def speculation(tuned: TunedSettings) -> Mapping[str, Any]:
     return {**(as_map(tuned.args.get("--speculative-config")) or {}), **short}
 
 
-def _inside(tuned: TunedSettings, since: str, until: str | None = None) -> bool:
-    return tuned.table.line.inside(since, until, tuned.release.index)
-
-
 def _executor(tuned: TunedSettings) -> Found:
     backend, size = tuned.args.get(EXECUTOR), tuned.context.pp
     known = not isinstance(backend, str) or backend in EXECUTORS or "." in backend
     if backend == "" and size == 1:  # as without one
         known = True
-    if not known and (size > 1 or _inside(tuned, EXECUTOR_SINCE)):
+    if not known and (size > 1 or tuned.inside(EXECUTOR_SINCE)):
         yield EXECUTOR, f"{backend!r} is no executor", f"Use {' or '.join(EXECUTORS[:2])}, or leave it out."
     if tuned.args.get(SUPERVISED) is True and tuned.context.dp == 1:
         yield SUPERVISED, "data_parallel_size is 1", "Set data_parallel_size, or leave it out."
     backend = tuned.args.get("--mamba-backend")
-    if isinstance(backend, str) and backend.lower() not in MAMBA and _inside(tuned, MAMBA_SINCE):
+    if isinstance(backend, str) and backend.lower() not in MAMBA and tuned.inside(MAMBA_SINCE):
         yield "--mamba-backend", f"{backend!r} is no backend", f"Use {' or '.join(MAMBA)}, or leave it out."
 
 
 def _numbers(tuned: TunedSettings) -> Found:
     traced = as_map(tuned.args.get(PROFILER)) or {}
     placed = traced.get("torch_profiler_dir") or tuned.env.get("VLLM_TORCH_PROFILER_DIR")
-    if traced.get("profiler") == "torch" and not placed and _inside(tuned, *PROFILER_NEEDS):
+    if traced.get("profiler") == "torch" and not placed and tuned.inside(*PROFILER_NEEDS):
         yield (
             PROFILER,
             "it has no torch_profiler_dir",
@@ -100,7 +96,7 @@ def _numbers(tuned: TunedSettings) -> Found:
         given = as_map(tuned.args.get(flag))
         for key in [name for name in keys if given is not None and name not in given]:
             yield flag, f"it has no {key}", f"Add {key}, or leave {flag} out."
-    for flag in AT_LEAST_ONE if _inside(tuned, "0.13.0") else ():
+    for flag in AT_LEAST_ONE if tuned.inside("0.13.0") else ():
         value = tuned.args.get(flag)
         if isinstance(value, int) and not isinstance(value, bool) and value == 0:
             yield flag, "it is 0", "Set it to 1 at least, or leave it out."
@@ -109,7 +105,7 @@ def _numbers(tuned: TunedSettings) -> Found:
 def _operations(tuned: TunedSettings) -> Found:
     listed = (as_map(tuned.args.get(COMPILATION)) or {}).get("custom_ops")
     bases = [item for item in listed if item in BASES] if isinstance(listed, list) else []
-    if len(bases) > 1 and _inside(tuned, BASES_SINCE):
+    if len(bases) > 1 and tuned.inside(BASES_SINCE):
         yield COMPILATION, f"custom_ops has {' and '.join(bases)}", "Leave one of them."
 
 
@@ -121,7 +117,7 @@ def _routed(tuned: TunedSettings) -> Found:
             "mp",
             "uni",
         )
-    if tuned.args.get(ROUTED) is True and ahead and _inside(tuned, *ROUTED_NEEDS):
+    if tuned.args.get(ROUTED) is True and ahead and tuned.inside(*ROUTED_NEEDS):
         yield (
             ROUTED,
             "it does not work with asynchronous scheduling",
@@ -130,7 +126,7 @@ def _routed(tuned: TunedSettings) -> Found:
 
 
 def _sharded(tuned: TunedSettings) -> Found:
-    if tuned.args.get(SHARDED) is not True or not _inside(tuned, SHARDED_SINCE):
+    if tuned.args.get(SHARDED) is not True or not tuned.inside(SHARDED_SINCE):
         return
     seqs, size = tuned.args.get("--max-num-seqs"), tuned.context.tp
     if size == 1:
@@ -143,7 +139,7 @@ def _sharded(tuned: TunedSettings) -> Found:
 
 def _pooling(tuned: TunedSettings) -> Found:
     given = as_map(tuned.args.get(POOLER))
-    if given is None or given.get("pooling_type") or not _inside(tuned, *POOLER_NEEDS):
+    if given is None or given.get("pooling_type") or not tuned.inside(*POOLER_NEEDS):
         return
     others = (tuned.args.get("--runner"), tuned.args.get("--convert"), tuned.args.get("--task"))
     if all(value in (None, "auto", "none", "generate") for value in others):

@@ -40,23 +40,19 @@ def registry_refusals(
     yield from _draft(software, tuned, knowledge, max_model_len)
 
 
-def _inside(tuned: TunedSettings, since: str, until: str | None = None) -> bool:
-    return tuned.table.line.inside(since, until, tuned.release.index)
-
-
 def _connector(tuned: TunedSettings, knowledge: Knowledge) -> Found:
     given, version = as_map(tuned.args.get("--kv-transfer-config")), tuned.release.requested
     if given is None:
         return
     offloads = _offloads(tuned)
-    if offloads and not _inside(tuned, GRAPHS_FIRST):
+    if offloads and not tuned.inside(GRAPHS_FIRST):
         return
     name, known = given.get("kv_connector"), knowledge.registered("kv_connector", tuned.release)
     if isinstance(name, str) and known and name not in known and not given.get("kv_connector_module_path"):
         what = f"kv_transfer_config: vLLM {version} has no KV connector {name}, and stops at its start."
         yield ("kv_transfer_config",), what, suggest(name, known)
     hybrid = tuned.args.get("--disable-hybrid-kv-cache-manager")
-    if name is None and not offloads and hybrid is None and _inside(tuned, CONNECTOR_SINCE):
+    if name is None and not offloads and hybrid is None and tuned.inside(CONNECTOR_SINCE):
         what = f"kv_transfer_config names no kv_connector; vLLM {version} stops at its start."
         yield ("kv_transfer_config",), what, "Add kv_connector, or leave kv_transfer_config out."
 
@@ -88,7 +84,7 @@ def _parsers(tuned: TunedSettings, knowledge: Knowledge) -> Found:
 
 def _reasoning(tuned: TunedSettings, knowledge: Knowledge) -> Found:
     given = as_map(tuned.args.get("--reasoning-config"))
-    if given is None or not _inside(tuned, *EMPTY_PARSER):
+    if given is None or not tuned.inside(*EMPTY_PARSER):
         return
     texts = [bool(value) for key, value in given.items() if key.endswith("_str")]
     parser = tuned.args.get("--reasoning-parser") or given.get("reasoning_parser")
@@ -103,11 +99,11 @@ def _draft(
 ) -> Found:
     given, version = speculation(tuned), tuned.release.requested
     key = ("speculative_config", "speculative")
-    if given.get("method") == "suffix" and software.basis in PUBLISHED and _inside(tuned, SUFFIX_SINCE):
+    if given.get("method") == "suffix" and software.basis in PUBLISHED and tuned.inside(SUFFIX_SINCE):
         what = "speculative_config: method suffix needs the package arctic-inference, which this image lacks."
         yield key, what, "Use method ngram, or an image of your own with that package."
     method, known = given.get("quantization"), knowledge.quantization(tuned.release)
-    read = given.get("model") or not _inside(tuned, ANY_QUANTIZATION)
+    read = given.get("model") or not tuned.inside(ANY_QUANTIZATION)
     if isinstance(method, str) and known and method.lower() not in known.methods and read:
         what = f"speculative_config: vLLM {version} has no quantization method {method}."
         yield key, what, suggest(method, known.methods)

@@ -90,19 +90,19 @@ def _complete(tuned: TunedSettings, wanted: Mapping[str, Any], config: Mapping[s
 
 
 def _asynchronous(tuned: TunedSettings, given: Mapping[str, Any]) -> Found:
-    if tuned.args.get("--async-scheduling") is not True or not _inside(tuned, ASYNC_SINCE, ASYNC_UNTIL):
+    if tuned.args.get("--async-scheduling") is not True or not tuned.inside(ASYNC_SINCE, ASYNC_UNTIL):
         return
     named = given.get("method") or ("ngram" if given.get("model") in ("ngram", "[ngram]") else "")
     method = str(named).strip("[]")
     until = SYNCHRONOUS.get(method)
-    if method in SYNCHRONOUS and (until is None or not _inside(tuned, until)):
+    if method in SYNCHRONOUS and (until is None or not tuned.inside(until)):
         what = f"asynchronous scheduling does not work with speculative method {method}"
         yield "--async-scheduling", what, "Leave one of async_scheduling and speculative_config out."
 
 
 def _drafting(tuned: TunedSettings, given: Mapping[str, Any]) -> Found:
     method, model = given.get("method"), str(given.get("model") or "").lower()
-    if method is None and model and not any(word in model for word in HEADS) and _inside(tuned, *NAMELESS):
+    if method is None and model and not any(word in model for word in HEADS) and tuned.inside(*NAMELESS):
         yield SPECULATIVE, "it names a draft and no method", "Add method, such as draft_model or eagle3."
     if method in NO_PIPELINE and model and tuned.context.pp > 1:
         what = f"a draft of method {method} cannot be split into the {tuned.context.pp} stages of the model"
@@ -127,13 +127,9 @@ def _slots(tuned: TunedSettings, given: Mapping[str, Any]) -> Found:
         each += drafted - 1
     if not isinstance(tokens, int) or not isinstance(seqs, int) or "--max-num-scheduled-tokens" in tuned.args:
         return
-    if each and tokens <= each * seqs and _inside(tuned, SLOTS_SINCE):
+    if each and tokens <= each * seqs and tuned.inside(SLOTS_SINCE):
         what = f"drafts take {each * seqs} tokens of a step, and max_num_batched_tokens is {tokens}"
         yield SPECULATIVE, what, "Make it larger, or max_num_seqs smaller."
-
-
-def _inside(tuned: TunedSettings, since: str, until: str | None = None) -> bool:
-    return tuned.table.line.inside(since, until, tuned.release.index)
 
 
 def speaks_of(config: Mapping[str, Any], *words: str) -> bool:

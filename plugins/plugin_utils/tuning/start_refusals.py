@@ -83,7 +83,7 @@ def _missing(tuned: TunedSettings) -> Found:
 
 
 def _shapes(tuned: TunedSettings) -> Found:
-    if not tuned.table.line.inside("0.9.1", None, tuned.release.index):
+    if not tuned.inside("0.9.1"):
         return
     for flag in MAPS:
         value = tuned.args.get(flag)
@@ -92,7 +92,7 @@ def _shapes(tuned: TunedSettings) -> Found:
 
 
 def _values(tuned: TunedSettings, config: Mapping[str, Any] | None) -> Found:
-    if not tuned.table.line.inside("0.11.0", None, tuned.release.index):
+    if not tuned.inside("0.11.0"):
         return
     sees = config is not None and speaks_of(config, "vision", "audio")  # else nothing reads them
     for flag, (low, high, meaning) in LIMITS.items() if sees else ():

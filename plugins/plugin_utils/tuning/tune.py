@@ -110,6 +110,10 @@ class TunedSettings:
     problems: tuple[Problem, ...]
     startup_plan: bool = False
 
+    def inside(self, since: str, until: str | None = None) -> bool:
+        """Return whether the release is `since` or later, and before `until`."""
+        return self.table.line.inside(since, until, self.release.index)
+
 
 def tune(
     deployment: Deployment, machine: TargetGpu, software: ImageFacts, model: ModelFacts, knowledge: Knowledge
