@@ -200,6 +200,13 @@ class Store:
         found = hash_files({name: self.path(name) for name in names})
         return {name: actual for name, actual in sorted(found.items()) if actual != name}
 
+    def remove_wrong(self, manifest: Manifest) -> list[str]:
+        """Remove the blobs of a manifest whose content is wrong, and return them."""
+        wrong = list(self.verify(manifest.blobs))
+        for sha256 in wrong:
+            self.remove(sha256)
+        return wrong
+
     def remove(self, sha256: str) -> list[str]:
         """Remove a blob, after the manifests that it makes incomplete; return the names of these."""
         broken = [item for item in self.manifests() if sha256 in item.blobs]

@@ -83,9 +83,7 @@ class ReceivedImage:
 
     def _explain(self, manifest: Manifest, message: str) -> str:
         """Say why the engine refused, and remove what is wrong in the store."""
-        wrong = self._store.verify(manifest.blobs)
-        for sha256 in wrong:
-            self._store.remove(sha256)
+        wrong = self._store.remove_wrong(manifest)
         what = f"The engine did not take {self._tag} from {self._store.root} over the loopback interface"
         if wrong:
             return (

@@ -68,13 +68,12 @@ class StoredImage:
 
     @contextlib.contextmanager
     def _served(self) -> Iterator[None]:
-        """Be the registry that the image is pulled from. Raise NodeError, with what is wrong in the store if "
-        "that is why."""
+        """Be the registry that the image is pulled from. Raise NodeError, with what is wrong in the store if it is."""
         with serve_image(self._store, self._manifest, int(STORE_REGISTRY.rpartition(":")[2])):
             try:
                 yield
             except NodeError as error:
-                wrong = self._remove_wrong()
+                wrong = self._store.remove_wrong(self._manifest)
                 if not wrong:
                     raise
                 raise NodeError(
@@ -87,15 +86,9 @@ class StoredImage:
         if not self._keep:
             self._store.drop(self._manifest)
 
-    def _remove_wrong(self) -> list[str]:
-        wrong = list(self._store.verify(self._manifest.blobs))
-        for sha256 in wrong:
-            self._store.remove(sha256)
-        return wrong
-
     def _explain(self, message: str) -> str:
         """Say why the engine refused, and remove what is wrong in the store."""
-        wrong = self._remove_wrong()
+        wrong = self._store.remove_wrong(self._manifest)
         registry = self._want.pull.registry
         if wrong:
             return (

@@ -101,10 +101,7 @@ def _checked(store: Store, name: str, check: bool) -> Manifest | None:
 
 
 def _right(store: Store, known: Manifest, check: bool) -> Manifest | None:
-    wrong = {} if check else store.verify(known.blobs)
-    for sha256 in wrong:
-        store.remove(sha256)
-    return None if wrong else known
+    return None if not check and store.remove_wrong(known) else known
 
 
 def _snapshot(given: Mapping[str, Any]) -> Snapshot:
