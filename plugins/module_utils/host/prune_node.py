@@ -46,6 +46,7 @@ LOCK_SECONDS = 30
 REMOVING = ".removing"  # the marker of weights whose removal has begun
 
 _COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
+_RECORD = re.compile(r"/[0-9]+\.json$")
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,10 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
     generations = [item for record in _records(node, source) for item in record["kept"]]
     labelled = [dict(item.get("Labels") or {}) for item in containers]
     alive = [labels for labels, item in zip(labelled, containers) if item.get("State") == "running"]
-    kept_files = ("instances", "generations")
-    texts = "\n".join(text for name in kept_files for text in _texts(f"{node.state_dir}/{name}"))
+    texts = [text for _path, text in _texts(f"{node.state_dir}/instances")]
+    texts += [
+        _servers(text) for path, text in _texts(f"{node.state_dir}/generations") if _RECORD.search(path)
+    ]
     named = {str(name).lstrip("/") for item in containers for name in item.get("Names") or ()}
     instances = frozenset(
         [
@@ -200,7 +203,7 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
         images=kept.images | {str(item["image"]) for item in generations},
         weights=kept.weights
         | {(str(repo), str(commit)) for item in generations for repo, commit in item.get("weights") or ()},
-        commits=frozenset(_COMMIT.findall(texts)),
+        commits=frozenset(_COMMIT.findall("\n".join(texts))),
         fetching=frozenset(_downloads(client, containers)),
         shared_caches=frozenset(cache for cache in node.caches if _mounted_by_others(cache, containers)),
         instances=instances,
@@ -220,10 +223,18 @@ def _records(node: PrunePaths, source: Source) -> list[Json]:
     return found
 
 
-def _texts(top: str) -> Iterator[str]:
+def _texts(top: str) -> Iterator[tuple[str, str]]:
     for directory, _unused, names in os.walk(top):
-        for name in names:
-            yield read_text(os.path.join(directory, name)) or ""
+        for path in (os.path.join(directory, name) for name in names):
+            yield path, read_text(path) or ""
+
+
+def _servers(record: str) -> str:
+    """Return what a generation starts; its description names the commit before it too. All of a damaged record."""
+    try:
+        return json.dumps([member["server"] for member in json.loads(record)["members"]])
+    except (ValueError, KeyError, TypeError):
+        return record
 
 
 def _downloads(client: DockerClient, containers: Sequence[Json]) -> Iterator[str]:

@@ -236,6 +236,30 @@ def test_what_files_of_an_instance_name_stays(docker: FakeDocker, node: PrunePat
     assert prune(docker, node) == []
 
 
+SERVER = {"files": {"serve.sh": {"text": f"exec vllm serve c/d --revision {NEW}"}}}
+
+
+@pytest.mark.parametrize(
+    ("record", "stays"),
+    [
+        ({"members": [{"name": "llama-0", "server": SERVER}]}, True),
+        ({"members": [{"name": "llama-0", "server": {}}], "why": f"--revision {NEW} → {THIRD}"}, False),
+        ({"members": [{"name": "llama-0"}], "why": f"--revision {NEW} → {THIRD}"}, True),  # a damaged one
+        ([NEW], True),
+    ],
+)
+def test_what_a_kept_generation_starts_stays_and_not_what_it_came_after(
+    docker: FakeDocker, node: PrunePaths, record: Any, stays: bool
+) -> None:
+    fetched(node, NEW, {"config.json": "new"})
+    why = f"--revision {NEW} → {THIRD}"
+    recorded(node, members=[{"name": "llama-0"}], why=why)
+    put(Path(node.state_dir) / "generations/llama/1.json", json.dumps(record))
+    put(Path(node.state_dir) / "generations/llama/state.json", json.dumps({"held": {"why": why}}))
+    gone = [f"remove weights a/b@{NEW[:12]} (300 bytes)"]
+    assert prune(docker, node) == ([] if stays else gone)
+
+
 def mounting(source: str) -> dict[str, Any]:
     return {"HostConfig": {"Mounts": [{"Source": source}]}}
 
