@@ -77,6 +77,7 @@ ORDER = (
     "compare",
     "burnin",
     "storage",
+    "prune",
     "distribution",
     "air_gap",
     "real_accuracy",

@@ -3,60 +3,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import io
 import json
-import os
-import random
 import shutil
-import socket
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dxf import DXF
 
-from lab.config import SERVICES_ADDRESS
-
-from .conftest import LAB, Lab, Run, container, reset_lab
+from .conftest import Lab, Run, container, reset_lab
 from .helpers import STANDIN, completion, deployment
+from .offline import cut_off, nobody_asked, publish_other, routes_restored
 from .test_distribution import ENGINE
 
 OTHER = "registry.lab:5000/lab/standin:air-gap"
-GROUP = 54321
-"""A group of the control node's processes in this test alone, as others ask the same registry and hub meanwhile."""
-PLACES = sorted({LAB.services_address, SERVICES_ADDRESS})
 BUNDLES = "/var/tmp/bundles"
 LAYER_BYTES = 3_000_000
 ENVIRONMENT = "docker exec $(docker ps -q) sh -c 'cat /proc/[0-9]*/environ' | tr '\\0' '\\n' | sort | uniq"
-
-
-def _publish_other() -> int:
-    """Give the stand-in's image another layer, under a tag of its own; return the bytes that are new."""
-    registry = DXF(f"{SERVICES_ADDRESS}:5000", "lab/standin", insecure=True)
-    manifest = json.loads(registry.get_manifest("latest"))
-    config = json.loads(b"".join(registry.pull_blob(manifest["config"]["digest"])))
-    tar = io.BytesIO()
-    # A tar file with one file of random bytes: what cannot be compressed is sent as it is.
-    with tarfile.open(fileobj=tar, mode="w") as stream:
-        info = tarfile.TarInfo("air-gap")
-        info.size = LAYER_BYTES
-        stream.addfile(info, io.BytesIO(random.Random(1).randbytes(LAYER_BYTES)))
-    layer = tar.getvalue()
-    digest = f"sha256:{hashlib.sha256(layer).hexdigest()}"
-    config["rootfs"]["diff_ids"].append(digest)
-    config["history"].append({"created": "2026-01-01T00:00:00Z", "comment": "air-gap"})
-    text = json.dumps(config, sort_keys=True).encode()
-    name = f"sha256:{hashlib.sha256(text).hexdigest()}"
-    manifest["config"] = {**manifest["config"], "size": len(text), "digest": name}
-    manifest["layers"].append({**manifest["layers"][0], "size": len(layer), "digest": digest})
-    registry.push_blob(data=iter([layer]), digest=digest, check_exists=True)
-    registry.push_blob(data=iter([text]), digest=name, check_exists=True)
-    registry.set_manifest("air-gap", json.dumps(manifest))
-    return len(layer) + len(text) + len(json.dumps(manifest))
 
 
 def _changed_weights(lab: Lab) -> int:
@@ -78,53 +41,11 @@ def _carry_in(host: str, source: Path) -> None:
         subprocess.run([*command, f"mkdir -p {BUNDLES} && tar -C {BUNDLES} -xf -"], check=True, stdin=file)
 
 
-def _rule(place: str, *owner: str) -> list[str]:
-    return ["POSTROUTING", "-d", place, *owner, "-j", "DROP"]
-
-
 @pytest.fixture
 def no_route(fresh_lab: Lab) -> Iterator[Lab]:
-    """Nothing leaves the nodes, nor the control node's processes of GROUP, for registry and hub; what tries is counted.
-
-    _cut() begins it: the bundle is made before.
-    """
-    own = os.getgid()
-    try:
+    """A lab that is cut off from registry and hub later: the bundle is made before."""
+    with routes_restored():
         yield fresh_lab
-    finally:
-        os.setregid(own, own)
-        for place in PLACES:
-            rule = _rule(place, "-m", "owner", "--gid-owner", str(GROUP))
-            subprocess.run(["iptables", "-t", "mangle", "-D", *rule], check=False)
-        reset_lab()
-
-
-def _cut(lab: Lab) -> None:
-    for place in PLACES:
-        rule = _rule(place, "-m", "owner", "--gid-owner", str(GROUP))
-        subprocess.run(["iptables", "-t", "mangle", "-I", *rule], check=True)
-        for host in lab.hosts:
-            lab.on(host, f"iptables -t mangle -I {' '.join(_rule(place))}")
-    os.setregid(GROUP, GROUP)
-
-
-def _tried(lab: Lab) -> dict[str, int]:
-    """Packets to registry and hub since they were cut off, of each node and of the control node."""
-    listing = "iptables -t mangle -L POSTROUTING -v -n -x"
-    texts = {host: lab.on(host, listing) for host in lab.hosts}
-    texts["control node"] = subprocess.run(
-        listing.split(), text=True, check=True, stdout=subprocess.PIPE
-    ).stdout
-    found = {}
-    for name, text in texts.items():
-        lines = [
-            line.split()
-            for line in text.splitlines()
-            if "DROP" in line and any(f" {p} " in f"{line} " for p in PLACES)
-        ]
-        assert len(lines) >= len(PLACES), text
-        found[name] = sum(int(line[0]) for line in lines)
-    return found
 
 
 def _ok(run: Run) -> Run:
@@ -155,7 +76,7 @@ def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path
     lab, (maker, other) = no_route, no_route.hosts[:2]
     first = deployment(image=STANDIN, revision="v1")
     second = deployment(image=OTHER)
-    added = _publish_other()
+    _digest, added = publish_other("air-gap", LAYER_BYTES)
 
     lab.write_vars(vllm_deployments=[first])
     _ok(lab.play("deploy", "--limit", maker))
@@ -181,7 +102,7 @@ def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path
     lock = lab.inventory / "fleet.lock.json"
     shutil.move(lock, tmp_path / "lock.json")
     lab.write_vars(vllm_deployments=[second], air_gap=True)
-    _cut(lab)
+    cut_off(lab)
 
     place = ["--limit", maker, "-e", f"bundle_dir={BUNDLES}/second"]
     refused = lab.play("bundle_load", *place)
@@ -208,13 +129,4 @@ def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path
         assert "HF_HUB_OFFLINE=1" in lab.on(host, ENVIRONMENT)
     assert any(one.startswith("link lab/tiny-llama@") for one in run.actions()[other])
     assert _ok(lab.play("deploy")).changed() == []
-    tried = _tried(lab)
-    print(f"packets to registry and hub: {tried}")
-    assert set(tried.values()) == {0}
-
-    # What counts would have counted.
-    for host in lab.hosts:
-        lab.on(host, f"timeout 2 bash -c '</dev/tcp/{LAB.services_address}/8080'", check=False)
-    with contextlib.suppress(OSError):
-        socket.create_connection((SERVICES_ADDRESS, 5000), timeout=2)
-    assert min(_tried(lab).values()) > 0
+    nobody_asked(lab)
