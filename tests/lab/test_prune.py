@@ -110,6 +110,7 @@ def test_every_kept_generation_rolls_back_without_a_network(no_route: Lab) -> No
         assert commits == {item.commit for item in every}
 
     shown = _prune(lab)
+    assert "would remove" in shown.out
     for gone in every - kept:
         assert shown.out.count(f"weights {REPO}@{gone.commit[:12]}") == len(lab.hosts)
     assert not any(item.commit[:12] in shown.out for item in kept)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -46,7 +47,6 @@ LOCK_SECONDS = 30
 REMOVING = ".removing"  # the marker of weights whose removal has begun
 
 _COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
-_RECORD = re.compile(r"/[0-9]+\.json$")
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,10 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
     generations = [item for record in _records(node, source) for item in record["kept"]]
     labelled = [dict(item.get("Labels") or {}) for item in containers]
     alive = [labels for labels, item in zip(labelled, containers) if item.get("State") == "running"]
-    texts = [text for _path, text in _texts(f"{node.state_dir}/instances")]
-    texts += [
-        _servers(text) for path, text in _texts(f"{node.state_dir}/generations") if _RECORD.search(path)
+    records = glob.glob(f"{glob.escape(node.state_dir)}/generations/*/[0-9]*.json")
+    texts = [
+        *_texts(f"{node.state_dir}/instances"),
+        *(_servers(read_text(path) or "") for path in records),
     ]
     named = {str(name).lstrip("/") for item in containers for name in item.get("Names") or ()}
     instances = frozenset(
@@ -223,10 +224,10 @@ def _records(node: PrunePaths, source: Source) -> list[Json]:
     return found
 
 
-def _texts(top: str) -> Iterator[tuple[str, str]]:
+def _texts(top: str) -> Iterator[str]:
     for directory, _unused, names in os.walk(top):
-        for path in (os.path.join(directory, name) for name in names):
-            yield path, read_text(path) or ""
+        for name in names:
+            yield read_text(os.path.join(directory, name)) or ""
 
 
 def _servers(record: str) -> str:
