@@ -7,11 +7,14 @@ Documentation: plugins/modules/model_verify.py (`ansible-doc -t module instinct.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
+from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.public_key import (
+    read_public_key,
+    signed_by,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.timed_action import TimedAction
 
 
@@ -23,7 +26,7 @@ class ActionModule(TimedAction):
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         """Return the module's result, or a failure that names the models whose signature does not hold."""
         try:
-            key = _key(str(args.get("public_key_file") or ""))
+            key = read_public_key(str(args.get("public_key_file") or ""))
         except FleetError as error:
             return {"failed": True, "changed": False, "msg": str(error)}
         found = super().call(args, facts)
@@ -41,23 +44,7 @@ class ActionModule(TimedAction):
         return {**found, "models": models}
 
 
-def _key(name: str) -> bytes:
-    if not name:
-        return b""
-    path = Path(name).expanduser()
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        what = f"{path} cannot be read: {error.strerror}."
-        fix = "Name a public key on this machine."
-        raise FleetError([Problem(("quantize_public_key_file",), what, fix)]) from None
-
-
 def _verified(model: Mapping[str, Any], key: bytes) -> dict[str, Any]:
     """Return what is reported of a model. Raise BadSignature if a key is given that did not sign it."""
-    mark = ""
-    if key:
-        if not model["signature"]:
-            raise signature.BadSignature("it is not signed, and quantize_public_key_file wants a signature")
-        mark = signature.verify(model["signature"], model["statement"], key)
+    mark = signed_by(key, model["signature"], model["statement"])
     return {"path": model["path"], "files": model["files"], "bytes": model["bytes"], "key": mark}

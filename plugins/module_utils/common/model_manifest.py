@@ -7,6 +7,7 @@ digest is the SHA-256 over the digests of all files in order of their names. `mo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,10 +21,20 @@ from .abandoned import leave_if_abandoned
 from .files import read_text, write_atomic
 from .hashing import canonical, text_hash
 from .module_main import NodeError
+from .paths import DATA_DIR
 
+MODELS = DATA_DIR + "/models"
+"""Where models that were made here are, NAME/COMMIT."""
+MODEL_HASHES = DATA_DIR + "/quantize/hashes"
+"""By path and manifest, what their files were when they were hashed."""
 MANIFEST, SIGNATURE = "manifest.json", "model.sig"
 BESIDE = (MANIFEST, SIGNATURE)
 """Files that lie beside those of the model, and are in no manifest."""
+REPAIR = (
+    "Run again together with a host that has it as it was made, which passes it on. If none has it any more, remove "
+    "the directory and make it again (playbooks/quantize.yml)."
+)
+"""What to do about a model that differs from its manifest."""
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 
@@ -140,9 +151,29 @@ def hash_directory(directory: str, cache: str = "") -> dict[str, str]:
             stop.set()
     found = {name: hashed.get(name) or str(known[name][-1]) for name in paths}
     if cache and fresh:
-        os.makedirs(os.path.dirname(cache), mode=0o755, exist_ok=True)
-        write_atomic(cache, json.dumps({name: [*states[name], found[name]] for name in paths}), 0o644)
+        _write_hashes(cache, states, found)
     return found
+
+
+def hashes_file(directory: str, manifest: str, top: str = MODEL_HASHES) -> str:
+    """Return the file that remembers the hashes of a model with this manifest; observe/repositories.py reads it."""
+    return os.path.join(top, f"{text_hash(directory + manifest)[:16]}.json")
+
+
+def remember_hashes(cache: str, directory: str, hashes: Mapping[str, str]) -> None:
+    """Remember hashes of a directory's files that were found just now, as hash_directory() does."""
+    _write_hashes(cache, {name: _state(path) for name, path in _files(directory)}, hashes)
+
+
+def forget_hashes(cache: str) -> None:
+    """Let the next hash_directory() read every file."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(cache)
+
+
+def _write_hashes(cache: str, states: Mapping[str, list[int]], hashes: Mapping[str, str]) -> None:
+    os.makedirs(os.path.dirname(cache), mode=0o755, exist_ok=True)
+    write_atomic(cache, json.dumps({name: [*states[name], hashes[name]] for name in states}), 0o644)
 
 
 def _files(directory: str) -> list[tuple[str, str]]:

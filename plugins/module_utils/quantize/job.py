@@ -14,7 +14,15 @@ from typing import Any
 
 from ..common.disk_space import sized
 from ..common.files import read_text, sync_directory, write_atomic
-from ..common.model_manifest import MANIFEST, commit_of, hash_directory, statement, statement_text
+from ..common.model_manifest import (
+    MANIFEST,
+    commit_of,
+    hash_directory,
+    hashes_file,
+    remember_hashes,
+    statement,
+    statement_text,
+)
 from ..common.module_main import NodeError
 from ..common.probe_output import REPORT
 from ..docker.client import DockerClient, Json
@@ -209,13 +217,17 @@ def publish(job: QuantizeJob, report: Mapping[str, Any]) -> Json:
     for directory, _names, _files in os.walk(output):
         sync_directory(directory)
     os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+    renamed = False
     with contextlib.suppress(FileExistsError, OSError):  # the same output of other inputs
         os.rename(output, target)
+        renamed = True
     if not os.path.exists(os.path.join(target, MANIFEST)):
         raise NodeError(
             f"{output} could not be renamed to {target}. Check the disk, and run again.", changed=True
         )
     sync_directory(os.path.dirname(target))
+    if renamed:
+        remember_hashes(hashes_file(target, text, paths.HASHES), target, files)
     shutil.rmtree(job.work, ignore_errors=True)
     size = sum(os.stat(os.path.join(target, name)).st_size for name in files)
     return {"path": target, "commit": commit, "statement": text, "bytes": size, "files": len(files)}

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from ..common import model_manifest
 from ..common.paths import DATA_DIR
 
 HOME = DATA_DIR + "/quantize"
-MODELS = DATA_DIR + "/models"
-HASHES = HOME + "/hashes"
+MODELS = model_manifest.MODELS
+HASHES = model_manifest.MODEL_HASHES
 LOGS = HOME + "/logs"
 CALIBRATION = HOME + "/calibration"  # roles/quantize/tasks/copy.yml copies files there
 PACKAGES = HOME + "/packages"  # and there

@@ -9,13 +9,15 @@ from typing import Any
 
 from ..common.disk_space import sized
 from ..common.files import read_text
-from ..common.hashing import text_hash
 from ..common.model_manifest import (
     MANIFEST,
+    REPAIR,
     SIGNATURE,
     BadManifest,
     difference,
+    forget_hashes,
     hash_directory,
+    hashes_file,
     parse_statement,
 )
 from ..common.module_main import NodeError
@@ -43,22 +45,19 @@ def verify_models(params: Mapping[str, Any]) -> Json:
         except (BadManifest, NodeError) as error:
             problems.append(f"{path}: {error}" if isinstance(error, BadManifest) else str(error))
     if problems:
-        raise NodeError(f"{' '.join(problems)} Nothing was started from it. {_NEXT}")
+        raise NodeError(f"{' '.join(problems)} Nothing was started from it. {REPAIR}")
     actions = [
         f"verify {model['path']} ({model['files']} files, {sized(model['bytes'])})" for model in models
     ]
     return {"changed": False, "models": models, "unsigned": unsigned, "actions": actions}
 
 
-_NEXT = "Copy the model again from where it was made, or make it again (playbooks/quantize.yml)."
-
-
 def _verified(path: str, text: str, reread: bool) -> Json:
     files = parse_statement(text)
     # Other than its source's, the memory of hashes is keyed by the manifest too: a new one is compared with the bytes.
-    cache = f"{HASHES}/{text_hash(path + text)[:16]}.json"
-    if reread and os.path.exists(cache):
-        os.unlink(cache)
+    cache = hashes_file(path, text, HASHES)
+    if reread:
+        forget_hashes(cache)
     different = difference(files, hash_directory(path, cache))
     if different:
         raise NodeError(f"{path} is not what its manifest says: {different}.")
