@@ -196,6 +196,15 @@ node_state:
       type: list
       elements: dict
       sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, bytes: 1}]
+    repositories:
+      description: >-
+        Models that were made on the fleet. C(commit) is that of the files in the manifest, empty without a manifest,
+        C(signature) marks the signature, C(wrong) names files that differ, C(verified) tells that all were hashed since
+        they changed.
+      type: list
+      elements: dict
+      sample: [{path: /var/lib/instinct-fleet/models/llama-fp8/COMMIT, commit: "40 hex digits", signature: 8f1c2d0e5b7a,
+                bytes: 1, wrong: [], verified: true}]
     stored:
       description: Images and models that the content store has complete, for other nodes.
       type: list
@@ -1199,6 +1208,91 @@ def roce_gid(source: Source, port: str) -> int | None:
     return None
 
 
+BESIDE_MODEL = ("manifest.json", "model.sig")
+WRONG_NAMED = 3  # wrong files that are named
+HEX_DIGITS = frozenset("0123456789abcdef")
+
+
+def read_repositories(data_dir: str) -> list[dict[str, Any]]:
+    """Return the local repositories, models/NAME/COMMIT. Nothing is hashed: that costs minutes, and was done once."""
+    top = os.path.join(data_dir, "models")
+    found = []
+    for name in listing(top):
+        for commit in listing(os.path.join(top, name)) if name[:1] != "." else ():
+            if len(commit) == 40 and HEX_DIGITS.issuperset(commit):
+                found.append(read_repository(os.path.join(top, name, commit), data_dir))
+    return found
+
+
+def read_repository(path: str, data_dir: str) -> dict[str, Any]:
+    """Return one; `commit` is that of its manifest, "" without one. model_manifest.py has the rules of hashes."""
+    import hashlib
+
+    states = file_states(path)
+    manifest, signature = (small_text(os.path.join(path, name)) for name in BESIDE_MODEL)
+    found: dict[str, Any] = {
+        "path": path,
+        "commit": "",
+        "signature": hashlib.sha256(signature.encode()).hexdigest()[:12] if signature else "",
+        "bytes": sum(state[0] for state in states.values()),
+        "wrong": [],
+        "verified": False,
+    }
+    if not manifest:
+        return found
+    try:
+        resources = json.loads(manifest)["predicate"]["resources"]
+        listed = {str(item["name"]): str(item["digest"]) for item in resources}
+    except (ValueError, KeyError, TypeError):
+        return {**found, "wrong": [BESIDE_MODEL[0]]}
+    text = json.dumps(listed, sort_keys=True, separators=(",", ":"))
+    mark = hashlib.sha256((path + manifest).encode()).hexdigest()[:16]
+    known = known_hashes(os.path.join(data_dir, "quantize", "hashes", f"{mark}.json"), states)
+    wrong = [
+        name
+        for name in sorted({*listed, *states})
+        if name not in listed or name not in states or known.get(name, listed[name]) != listed[name]
+    ]
+    return {
+        **found,
+        "commit": hashlib.sha256(text.encode()).hexdigest()[:40],
+        "wrong": wrong[:WRONG_NAMED],
+        "verified": not wrong and known.keys() >= listed.keys(),
+    }
+
+
+def file_states(directory: str) -> dict[str, list[int]]:
+    """Return size, time and inode of every file of a model, by which it counts as unchanged since it was hashed."""
+    states = {}
+    for top, _unused, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(top, name)
+            try:
+                found = os.stat(path)
+            except FileNotFoundError:
+                continue
+            states[os.path.relpath(path, directory)] = [found.st_size, found.st_mtime_ns, found.st_ino]
+    return {name: state for name, state in states.items() if name not in BESIDE_MODEL}
+
+
+def known_hashes(path: str, states: dict[str, list[int]]) -> dict[str, str]:
+    """Return the remembered hashes of files that are unchanged since."""
+    try:
+        record = json.loads(small_text(path) or "{}")
+        return {name: str(entry[-1]) for name, entry in record.items() if entry[:-1] == states.get(name)}
+    except (ValueError, TypeError, AttributeError, KeyError, IndexError):
+        return {}
+
+
+def small_text(path: str) -> str | None:
+    """Return a file's text with its line ends; None if it does not exist."""
+    try:
+        with open(path, encoding="utf-8", errors="replace", newline="") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def size_of(directory: str) -> int:
     """Return the bytes of a directory's files. Files may vanish at any time: a download renames them."""
     size = 0
@@ -1425,6 +1519,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["rdma"] = part("rdma", [], read_rdma, source)
     state["verbs"] = any(name.startswith("uverbs") for name in source.names("/dev/infiniband"))
     state["models"], state["fetching"] = part("models", ([], []), read_models, source, cache_dirs)
+    state["repositories"] = part("local repositories", [], read_repositories, args["data_dir"])
     state["stored"] = part("content store", [], read_store, source, args["data_dir"])
     state["libtorrent"] = source.exists("/var/lib/dpkg/info/python3-libtorrent.list")
     images, containers = read_docker(docker, requests) if requests else ([], [])

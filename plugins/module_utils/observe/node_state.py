@@ -17,6 +17,7 @@ from .host import kib, read_cpu, read_device_gids, read_numa_nodes
 from .instances import read_instance_key, read_instances
 from .lease import read_run
 from .network import read_interfaces, read_rdma
+from .repositories import read_repositories
 from .source import Source, pairs
 from .storage import read_disk, read_models, read_store
 from .sysctl_files import read_numa_balancing
@@ -82,6 +83,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["rdma"] = part("rdma", [], read_rdma, source)
     state["verbs"] = any(name.startswith("uverbs") for name in source.names("/dev/infiniband"))
     state["models"], state["fetching"] = part("models", ([], []), read_models, source, cache_dirs)
+    state["repositories"] = part("local repositories", [], read_repositories, args["data_dir"])
     state["stored"] = part("content store", [], read_store, source, args["data_dir"])
     state["libtorrent"] = source.exists("/var/lib/dpkg/info/python3-libtorrent.list")
     images, containers = read_docker(docker, requests) if requests else ([], [])

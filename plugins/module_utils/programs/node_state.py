@@ -194,6 +194,15 @@ node_state:
       type: list
       elements: dict
       sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, bytes: 1}]
+    repositories:
+      description: >-
+        Models that were made on the fleet. C(commit) is that of the files in the manifest, empty without a manifest,
+        C(signature) marks the signature, C(wrong) names files that differ, C(verified) tells that all were hashed since
+        they changed.
+      type: list
+      elements: dict
+      sample: [{path: /var/lib/instinct-fleet/models/llama-fp8/COMMIT, commit: "40 hex digits", signature: 8f1c2d0e5b7a,
+                bytes: 1, wrong: [], verified: true}]
     stored:
       description: Images and models that the content store has complete, for other nodes.
       type: list

@@ -11,6 +11,7 @@ from typing import Any
 from ...module_utils.common.generations import History
 from ...module_utils.common.image_ref import ImageSoftware
 from ...module_utils.observe.supervisor import SupervisorState
+from .local_repositories import ObservedRepository
 from .node_records import NAME, read_history
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -237,6 +238,7 @@ class NodeState:
     hcas: tuple[Hca, ...] = ()
     verbs: bool = False  # programs can use the RDMA devices
     problems: tuple[ObservedProblem, ...] = ()
+    repositories: tuple[ObservedRepository, ...] = ()
     stored: frozenset[str] = frozenset()  # what the content store has, by the names of transfer_names.py
     libtorrent: bool = False
     benchmarks: tuple[KeptRuns, ...] = field(default=(), compare=False)
@@ -310,6 +312,7 @@ class NodeState:
             problems=tuple(
                 ObservedProblem(str(item["what"]), str(item["error"])) for item in state.get("problems") or ()
             ),
+            repositories=tuple(map(ObservedRepository.from_json, state.get("repositories") or ())),
             stored=frozenset(map(str, state.get("stored") or ())),
             libtorrent=bool(state.get("libtorrent")),
             benchmarks=tuple(
