@@ -13,13 +13,15 @@ description:
     left is continued.
   - A model comes from the node's cache, where M(instinct.fleet.hf_model) has put it. Its files are hashed again, as
     other nodes get them from here, and linked; they take no space where both are on one file system.
+  - A local repository, which M(instinct.fleet.model_quantize) has made, is hashed and linked likewise. A node that gets
+    it from others offers nothing; what it has of it already need not come again.
   - An image that the node has built comes from its engine. Every node that has it makes the same blobs of it.
   - What differs from its hash is named with its source, and not kept.
   - Returns the manifest, by which M(instinct.fleet.blob_swarm) gives the blobs to other nodes.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
   image:
-    description: The image; exactly one of O(image), O(model) and O(built) is needed.
+    description: The image; exactly one of O(image), O(model), O(built) and O(repository) is needed.
     type: dict
     suboptions:
       pull:
@@ -49,6 +51,13 @@ options:
   built:
     description: The tag of an image that was built, and that the node's engine has.
     type: str
+  repository:
+    description: The local repository.
+    type: dict
+    suboptions:
+      path: {type: path, required: true, description: "Its directory, which ends in NAME/COMMIT."}
+      name: {type: str, required: true, description: The name of its manifest in the store.}
+      offered: {type: bool, default: true, description: "Whether other nodes get it from here, all of it right."}
   docker_socket:
     description: Docker's socket, for O(built).
     type: path
@@ -105,7 +114,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 manifest:
-  description: Name and files, each with path, size and sha256; null in check mode if the store lacks it.
+  description: >-
+    Name and files, each with path, size and sha256; null if nothing is offered, or in check mode if the store lacks
+    it.
   type: dict
   returned: success
 manifest_id:
@@ -160,6 +171,14 @@ def argument_spec():
             },
         },
         "built": {"type": "str"},
+        "repository": {
+            "type": "dict",
+            "options": {
+                "path": {"type": "path", "required": True},
+                "name": {"type": "str", "required": True},
+                "offered": {"type": "bool", "default": True},
+            },
+        },
         "docker_socket": {"type": "path", "default": SOCKET},
         "store": {"type": "path", "default": paths.STORE},
         "proxy": {
@@ -183,8 +202,8 @@ def main():
     """Run the module."""
     module = AnsibleModule(
         argument_spec=argument_spec(),
-        mutually_exclusive=[("image", "model", "built")],
-        required_one_of=[("image", "model", "built")],
+        mutually_exclusive=[("image", "model", "built", "repository")],
+        required_one_of=[("image", "model", "built", "repository")],
         supports_check_mode=True,
     )
     secrets = [(module.params["image"] or {}).get("password"), *proxies.secrets(module.params["proxy"])]

@@ -21,6 +21,7 @@ DEFAULTS = {
     "blob_swarm": 86400,
     "hf_model": 86400,
     "model_quantize": 86400,
+    "model_repository": 14400,
     "model_verify": 14400,
     "rocm_partition": 300,
     "vllm_bench": 7200,
@@ -29,7 +30,7 @@ DEFAULTS = {
     "gpu_burnin": 1800,
 }
 """The modules' own defaults of their parameter `timeout`, in seconds."""
-TIMES = {"vllm_image": 2, "rocm_partition": 2, "model_quantize": 2}
+TIMES = {"vllm_image": 2, "rocm_partition": 2, "model_quantize": 2, "model_repository": 2}
 """How often a call may need its `timeout`: for a run before it, or to undo the change."""
 
 

@@ -33,3 +33,9 @@ def caches_name(key: str) -> str:
 def model_name(repo: str, commit: str, files: Mapping[str, int]) -> str:
     """Return the name of a model's files; files: the sizes of those that are wanted, by path."""
     return f"model {repo}@{commit} {text_hash(canonical(dict(files)))[:12]}"
+
+
+def repository_name(path: str, signature: str) -> str:
+    """Return the name of a local repository. path: .../NAME/COMMIT; signature: its hash, "" if it is not signed."""
+    top, _unused, commit = path.rpartition("/")
+    return f"model {top}@{commit} {signature or 'unsigned'}"

@@ -22,6 +22,7 @@ from ..store.blobs import Store
 from ..store.image_source import fetch_blobs, list_image
 from ..store.manifest import Manifest
 from ..store.registry_client import RegistryAccess, RegistryClient
+from ..store.repository import LocalRepository, take_repository
 from . import cache, from_store, verify
 from .cache import Snapshot
 
@@ -36,6 +37,8 @@ def offer(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
             return _image(store, params, check)
         if params["built"]:
             return _built(store, params["built"], connect(params["docker_socket"], check), check)
+        if params["repository"]:
+            return _repository(store, params["repository"], check)
         return _model(store, _snapshot(params["model"]), check)
 
 
@@ -73,6 +76,22 @@ def _built(store: Store, tag: str, client: DockerClient, check: bool) -> dict[st
         return _result(known, [] if known else [what], 0, started)
     manifest = saved_image.export_image(store, client, tag)
     return _result(manifest, [f"{what} ({sized(manifest.bytes)})"], manifest.bytes, started)
+
+
+def _repository(store: Store, given: Mapping[str, Any], check: bool) -> dict[str, Any]:
+    started = time.monotonic()
+    repository, name = LocalRepository(given["path"].rstrip("/")), given["name"]
+    what = f"link {repository.path} into {store.root}"
+    if check:
+        return _result(None, [what], 0, started)
+    there = store.manifest(name)
+    taken = take_repository(store, repository, name, given["offered"])
+    changed = given["offered"] and taken.manifest != there
+    result = _result(taken.manifest, [what] if changed else [], 0, started)
+    if taken.wrong:
+        text = f"{repository.path} is not what its manifest says: {taken.wrong}. It comes again from another host"
+        result["warnings"] = [f"{text}. Check this node's disk and memory (dmesg)."]
+    return result
 
 
 def _model(store: Store, snapshot: Snapshot, check: bool) -> dict[str, Any]:

@@ -45,6 +45,7 @@ BY_PARAMETERS = {
     for name in (
         "vllm_server", "vllm_image", "vllm_bench", "vllm_accuracy", "lm_eval", "hf_model", "gpu_burnin",
         "rocm_partition", "partition_boot", "model_quantize", "model_verify", "blob_swarm",
+        "model_repository",
     )
 } | {"ansible.builtin.reboot"}  # fmt: skip
 

@@ -1,0 +1,1 @@
+../plugins/modules/model_repository.py

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Give a local repository that the store has received its path: put together aside, hashed, and renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..common.disk_space import sized
+from ..common.files import read_text, sync_directory
+from ..common.model_manifest import (
+    BESIDE,
+    MANIFEST,
+    SIGNATURE,
+    difference,
+    hash_directory,
+    remember_hashes,
+)
+from ..common.module_main import NodeError
+from .blobs import Store, link_or_copy
+from .manifest import Manifest
+from .repository import LocalRepository, listed_files
+
+
+@dataclass(frozen=True)
+class StoredRepository:
+    """A repository that the store has whole: its files, the text of its manifest, and of its signature."""
+
+    manifest: Manifest
+    files: Mapping[str, str]
+    statement: str
+    signature: str
+
+
+def stored_repository(store: Store, repository: LocalRepository, name: str) -> StoredRepository:
+    """Return what the store has received. Raise NodeError if it is not there, or does not belong to this path."""
+    manifest = next(
+        (item for item in store.manifests() if item.name == name and not store.missing(item)), None
+    )
+    if manifest is None:
+        raise NodeError(
+            f"{repository.path} was to come from another host, and did not arrive: {store.root} lacks it. What failed "
+            "there, or on the way, is said further up. Nothing of it is visible here. Run again: what came is kept."
+        )
+    hashes = {item.path: item.sha256 for item in manifest.files}
+    texts = {item: read_text(store.path(hashes[item])) or "" if item in hashes else "" for item in BESIDE}
+    files = listed_files(texts[MANIFEST], repository)
+    if files != {item: sha256 for item, sha256 in hashes.items() if item not in BESIDE}:
+        store.drop(manifest)
+        raise NodeError(f"{name} came with other files than its own {MANIFEST} lists. Nothing of it is kept.")
+    return StoredRepository(manifest, files, texts[MANIFEST], texts[SIGNATURE])
+
+
+def is_placed(repository: LocalRepository, stored: StoredRepository) -> bool:
+    """Return whether the directory is as the store's, by hashes that were found since its files changed."""
+    texts = {MANIFEST: stored.statement, SIGNATURE: stored.signature}
+    if any((read_text(os.path.join(repository.path, item)) or "") != text for item, text in texts.items()):
+        return False
+    cache = repository.hashes(stored.statement)
+    return not difference(stored.files, hash_directory(repository.path, cache))
+
+
+def place_repository(store: Store, repository: LocalRepository, stored: StoredRepository) -> str:
+    """Give the store's files their names in the directory, all at once. Return what was done. Raise NodeError."""
+    aside, path = repository.aside, repository.path
+    _clear(aside)
+    for item in stored.manifest.files:
+        target = os.path.join(aside, item.path)
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        link_or_copy(store.path(item.sha256), target)
+    found = hash_directory(aside)
+    wrong = difference(stored.files, found)
+    if wrong:
+        for name in (*wrong.changed, *wrong.missing):
+            store.remove(stored.files[name])
+        _clear(aside)
+        raise NodeError(
+            f"{path} was received, and {store.root} has other content than came: {wrong}. That is removed. Run again, "
+            "and check this node's disk and memory (dmesg).",
+            changed=True,
+        )
+    for top, _names, _files in os.walk(aside):
+        sync_directory(top)
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    remember_hashes(repository.hashes(stored.statement), aside, found)
+    old = f"{aside}.old"
+    _clear(old)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, old)
+    os.rename(aside, path)
+    sync_directory(os.path.dirname(path))
+    _clear(old)
+    return f"place {path} ({len(stored.files)} files, {sized(stored.manifest.bytes)})"
+
+
+def _clear(directory: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(directory)
