@@ -24,7 +24,7 @@ from .transfers import BUILD, Transfer, TransferMember, estimate, member_of, nam
 BUILD_PORTS = 400
 """How far the ports of builds are from those of images; those of models come before."""
 SLOTS = 60
-"""Builds of one run that have ports of their own."""
+"""Builds of one run that have ports of their own; so many local repositories come after them."""
 HASH = "hash"
 """The label that every image has that was built (docker/build.py)."""
 
@@ -63,7 +63,7 @@ def build_transfers(
                 seed,
                 receivers,
                 {"built": want.step.ref},
-                seed.host.settings.distribution_port + BUILD_PORTS + 2 * _slot(want.step.ref, slots),
+                seed.host.settings.distribution_port + BUILD_PORTS + 2 * port_slot(want.step.ref, slots),
                 seconds,
                 bound,
             )
@@ -71,9 +71,9 @@ def build_transfers(
     return tuple(found)
 
 
-def _slot(tag: str, taken: set[int]) -> int:
-    """Return the number of a build's ports, by its tag: what an earlier run moved may not have ended yet."""
-    first = int(text_hash(tag)[:8], 16) % SLOTS
+def port_slot(name: str, taken: set[int]) -> int:
+    """Return the number of a transfer's ports, by its name: what an earlier run moved may not have ended yet."""
+    first = int(text_hash(name)[:8], 16) % SLOTS
     slot = next((at % SLOTS for at in range(first, first + SLOTS) if at % SLOTS not in taken), first)
     taken.add(slot)
     return slot

@@ -23,6 +23,7 @@ from .air_gap import nowhere_stored
 from .builds import build_obstacles, build_transfers
 from .host_plan import FleetPlan, HostPlan
 from .hub_limits import hub_load
+from .local_repositories import repository_obstacles, repository_transfers
 from .model_terms import judge_downloads
 from .multi_host import engine_mismatches, peer_starts
 from .stages import HostStages, check_host, plan_stages, record_stage
@@ -132,7 +133,7 @@ def plan_fleet(
     """Plan every host.
 
     again: the hosts that are planned a second time in a run, which pass on among themselves what they lack now; the
-    others go by the first plan.
+    others go by the first plan. Models that were made on the fleet are planned alike both times, as they move later.
 
     A pin that the lock lacks is planned as written (the tag, the revision): that is for plans made without network;
     what is applied is resolved before. Hosts that lack what the plan needs of them are excluded, and the others planned
@@ -166,6 +167,7 @@ def plan_fleet(
     lacking = [(item.host, item.fetch.images) for item in moving]
     beside = [item.host for item in moving]
     unable.update({name: reason(found) for name, found in build_obstacles(lacking, beside).items()})
+    unable.update({name: reason(found) for name, found in repository_obstacles(fleet.hosts).items()})
     unable.update(foreign_model_names(checked.fleet, planned) if endpoint else {})
     if unable:
         return plan_fleet(
@@ -181,7 +183,7 @@ def plan_fleet(
         nowhere_stored([(item.host, item.fetch.images, item.fetch.models) for item in moving], transfers),
         fleet,
     )
-    transfers += build_transfers(lacking, beside)
+    transfers += build_transfers(lacking, beside) + repository_transfers(fleet.hosts)
     shared = by_host(transfers)
     hosts = [
         stages.finish(

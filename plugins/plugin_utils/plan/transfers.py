@@ -17,7 +17,9 @@ from ..text import listed, plural
 from .actions import ImageStep, ModelStep
 from .disk_space import disk_of
 
-IMAGE, MODEL, BUILD = "image", "model", "build"
+IMAGE, MODEL, BUILD, REPOSITORY = "image", "model", "build", "repository"
+NOUNS = {BUILD: IMAGE, REPOSITORY: MODEL}
+"""What people call it, where that is not the kind."""
 AUTO, PEERS, ORIGIN = "auto", "peers", "origin"
 MANY = 3
 """Hosts that lack the same before they share it: with fewer, one more copy from the origin is quicker than a swarm."""
@@ -33,15 +35,18 @@ SOURCE = "docs/distribution.md"
 
 @dataclass(frozen=True)
 class TransferMember:
-    """A host of a transfer, and the address where others reach it meanwhile."""
+    """A host of a transfer, and the address where others reach it meanwhile. has: what it has before, if any."""
 
     host: Host
     address: str
+    has: str = ""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """An image or a model that hosts pass on to each other; kind BUILD is an image that the seed builds first.
+    """An image or a model that hosts pass on to each other.
+
+    kind: BUILD is an image that the seed builds first, REPOSITORY a model that was made on the fleet.
 
     bytes: 0 where they are not known yet. what: its name for people. origin: from where the seed gets it, "" if it has
     it. offer: the seed's arguments of blob_fetch. seconds, bound: an estimate, and the rate that decides it; only of
@@ -341,7 +346,7 @@ def by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
         own = _action(item, "absent" if item.origin else "present", after, why)
         found.setdefault(seed, []).append(HostTransfer(item.name, own, True, seed))
         for member in item.receivers:
-            received = HostTransfer(item.name, _action(item, "absent", after, why), False, seed)
+            received = HostTransfer(item.name, _action(item, member.has or "absent", after, why), False, seed)
             found.setdefault(member.host.name, []).append(received)
     return found
 
@@ -362,7 +367,7 @@ def name_of(step: ImageStep | ModelStep) -> str:
 
 
 def _action(item: Transfer, before: str, after: str, why: str) -> Action:
-    kind = IMAGE if item.kind == BUILD else item.kind
+    kind = NOUNS.get(item.kind, item.kind)
     return Action("transfer", "distribution", f"{kind} {item.what}", before, after, why, SOURCE)
 
 
@@ -373,10 +378,11 @@ def transfer_lines(transfers: Sequence[Transfer]) -> list[str]:
         seed = item.seed.host.name
         first = f"{size(item.bytes)} from {item.origin} to {seed}" if item.origin else f"{seed} has it"
         hosts = listed([member.host.name for member in item.receivers])
-        total = f"{size(item.bytes * len(item.receivers))} " if item.bytes else ""
+        lacking = sum(not member.has for member in item.receivers)
+        total = f"{size(item.bytes * lacking)} " if item.bytes and lacking else ""
         if item.kind == BUILD and item.origin:
             first = f"{seed} builds it"
-        kind = IMAGE if item.kind == BUILD else item.kind
+        kind = NOUNS.get(item.kind, item.kind)
         lines.append(f"  {kind} {item.what}: {first}, then {total}between hosts, to {hosts}{_time(item)}")
     return lines
 
