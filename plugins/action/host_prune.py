@@ -47,5 +47,5 @@ class ActionModule(LeasedAction):
         return {
             **given,
             "images": [*(given.get("images") or ()), *kept_images(lock, deployments)],
-            "weights": [*(given.get("weights") or ()), *kept_weights(lock)],
+            "weights": [*(given.get("weights") or ()), *kept_weights(lock, deployments)],
         }

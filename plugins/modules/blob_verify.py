@@ -9,8 +9,8 @@ module: blob_verify
 short_description: Hash again what a node keeps of images and weights, and remove what is wrong
 version_added: "0.2.0"
 description:
-  - Reads every blob of the content store, and every file of the weights that were downloaded with their hashes, and
-    compares them.
+  - Reads every blob of the content store, every file of the weights that were downloaded with their hashes, and of the
+    models that M(instinct.fleet.model_quantize) made, and compares them.
   - What is wrong is named and removed, and the module fails. The next deploy fetches it again.
   - Docker's own copy of an image is not read; Docker compares layers when it unpacks them.
 author: instinct-fleet contributors (@instinct-fleet)
@@ -24,6 +24,10 @@ options:
     type: list
     elements: path
     default: [/var/lib/instinct-fleet/hf]
+  models:
+    description: Local repositories.
+    type: path
+    default: /var/lib/instinct-fleet/models
   timeout:
     description: Seconds to wait for a download or another run of this module on the node.
     type: int
@@ -77,6 +81,7 @@ from contextlib import ExitStack
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manifest import MODELS
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
@@ -90,6 +95,7 @@ def argument_spec():
     return {
         "store": {"type": "path", "default": paths.STORE},
         "cache_dirs": {"type": "list", "elements": "path", "default": [paths.HF_CACHE]},
+        "models": {"type": "path", "default": MODELS},
         "timeout": {"type": "int", "default": 600},
         **LEASE_OPTION,
     }
@@ -100,7 +106,7 @@ def work(params, check):
     with ExitStack() as held:
         for name in () if check else LOCKS:
             held.enter_context(run_lock(name, params["timeout"]))
-        return rehash(Store(params["store"]), params["cache_dirs"], check)
+        return rehash(Store(params["store"]), params["cache_dirs"], params["models"], check)
 
 
 def main():

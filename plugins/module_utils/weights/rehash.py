@@ -11,8 +11,10 @@ from typing import Any
 
 from ..common.disk_space import sized
 from ..common.files import read_text
+from ..common.model_manifest import MANIFEST
 from ..common.module_main import NodeError
 from ..store.blobs import Store
+from ..store.repository import LocalRepository, local_repositories, reread
 from . import cache, verify
 from .cache import VERIFIED, Snapshot
 
@@ -27,13 +29,17 @@ class WrongFile:
     used: bool
 
 
-def rehash(store: Store, caches: Sequence[str], check: bool) -> dict[str, Any]:
-    """Hash all blobs and snapshots. Raise NodeError with what is wrong; unless `check`, that is removed."""
+def rehash(store: Store, caches: Sequence[str], models: str, check: bool) -> dict[str, Any]:
+    """Hash all blobs, snapshots and local repositories. models: where these are.
+
+    Raise NodeError with what is wrong; unless `check`, that is removed.
+    """
     snapshots = [item for directory in caches for item in _snapshots(directory)]
     unknown = [item.repo for item in snapshots if not item.hashes]
     blobs = store.blobs()
     size = sum(store.size(name) or 0 for name in blobs)
-    wrong = [*_stored(store, check), *_cached(snapshots, check)]
+    # Before the store, whose blobs are the same files: what is wrong has two names, and both go.
+    wrong = [*_made(models, check), *_stored(store, check), *_cached(snapshots, check)]
     amount = size + sum(item.bytes for item in snapshots)
     result: dict[str, Any] = {
         "changed": bool(wrong) and not check,
@@ -56,6 +62,19 @@ def _stored(store: Store, check: bool) -> Iterator[WrongFile]:
             store.remove(sha256)
         of = f" of {', '.join(parts)}" if parts else ""
         yield WrongFile(f"{store.path(sha256)}{of} (it has SHA-256 {found})", False)
+
+
+def _made(models: str, check: bool) -> Iterator[WrongFile]:
+    for path in local_repositories(models):
+        try:
+            different = reread(LocalRepository(path))
+        except NodeError as error:  # its manifest is of no use
+            yield WrongFile(str(error).partition(". ")[0], True)
+            continue
+        for name in (*different.changed, *different.added):
+            if not check:
+                os.unlink(os.path.join(path, name))
+            yield WrongFile(f"{name} of {path} (it is not what {MANIFEST} says)", True)
 
 
 def _cached(snapshots: Iterable[Snapshot], check: bool) -> Iterator[WrongFile]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...module_utils.common.image_ref import parse_ref
+from .local_repositories import is_local_repository
 from .lockfile import Lock
 
 
@@ -23,8 +24,11 @@ def kept_images(lock: Lock, deployments: Iterable[Any]) -> list[str]:
     return sorted(found)
 
 
-def kept_weights(lock: Lock) -> list[str]:
-    """Return the commits of models, org/name@commit."""
-    return sorted(
-        {f"{key.partition('|')[2].partition('@')[0]}@{pin.commit}" for key, pin in lock.models.items()}
-    )
+def kept_weights(lock: Lock, deployments: Iterable[Any] = ()) -> list[str]:
+    """Return the commits of models, org/name@commit, and of local repositories, with their directories for names."""
+    found = {f"{key.partition('|')[2].partition('@')[0]}@{pin.commit}" for key, pin in lock.models.items()}
+    for item in deployments:
+        model = str(item.get("model") or "").rstrip("/") if isinstance(item, Mapping) else ""
+        if is_local_repository(model):
+            found.add("@".join(model.rsplit("/", 1)))
+    return sorted(found)
