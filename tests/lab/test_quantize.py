@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of docs/quantize.md on a lab node: AMD Quark makes FP8 weights of the hub's model, on the CPU, without a
-network; signed, copied to another node, served by the real vLLM on both with equal tokens; a tampered copy is refused.
+network; signed, passed on to another node, served by the real vLLM on both with equal tokens. A tampered copy is not
+passed on, and starts nothing where no other host has a good one; otherwise it is healed from that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 from lab.config import VLLM_VERSION
 from tests import ROOT
 
-from .conftest import Lab, container, copy_inventory, reset_lab
+from .conftest import Lab, copy_inventory, reset_lab
 from .helpers import MODEL, deployment
 
 pytestmark = pytest.mark.deep  # 250 MB of packages, PyTorch's imports and two real engines on two cores
@@ -77,15 +78,26 @@ def tokens(lab: Lab, host: str) -> str:
     return str(lab.on(host, f"python3 -c \"$(cat <<'EOF'\n{ASK}\nEOF\n)\""))
 
 
-def copied(host: str, other: str, path: str) -> None:
-    """Copy a directory of a node to the same path of another one, as it is."""
-    give = ["docker", "exec", container(host), "tar", "-cC", "/", path.lstrip("/")]
-    take = ["docker", "exec", "-i", container(other), "tar", "-xC", "/"]
-    archive = subprocess.run(give, check=True, stdout=subprocess.PIPE).stdout
-    subprocess.run(take, check=True, input=archive)
+def tampered(lab: Lab, host: str, weights: str) -> str:
+    """Put another byte into a file of a node, in place; return the command that puts the old content back."""
+    lab.on(
+        host,
+        f"cp {weights} /tmp/whole && printf x | dd of={weights} bs=1 seek=2000000 conv=notrunc 2>/dev/null",
+    )
+    return f"cp /tmp/whole {weights}"
 
 
-def test_quantized_signed_served_on_two_nodes_and_a_tampered_copy_refused(
+def sums(lab: Lab, host: str, path: str) -> str:
+    """The hashes of all files of a model on a node."""
+    return str(lab.on(host, f"cd {path} && find . -type f | sort | xargs sha256sum"))
+
+
+def running(lab: Lab, host: str) -> str:
+    """The instances of a node, by the ids of their containers."""
+    return str(lab.on(host, "docker ps -q --filter name=instinct-llama"))
+
+
+def test_quantized_signed_passed_on_served_on_two_nodes_and_tampered_copies_refused(
     real: Lab, packages: Path, keys: Path
 ) -> None:
     lab = real
@@ -111,8 +123,6 @@ def test_quantized_signed_served_on_two_nodes_and_a_tampered_copy_refused(
     again = lab.play(*command)
     assert (again.rc, "There already" in again.out) == (0, True), again.out[-3000:]
 
-    # Copied as it is, and served by both.
-    copied(host, other, path)
     config = lab.inventory / "quantized"
     config.mkdir(exist_ok=True)
     (config / "config.json").write_text(lab.on(host, f"cat {path}/config.json"))
@@ -126,19 +136,45 @@ def test_quantized_signed_served_on_two_nodes_and_a_tampered_copy_refused(
     )
     lab.write_vars(vllm_deployments=[served], quantize_public_key_file=str(keys / "models.pub"))
 
-    weights = f"{path}/model-00001-of-00002.safetensors"
-    lab.on(
-        other,
-        f"cp {weights} /tmp/whole && printf x | dd of={weights} bs=1 seek=2000000 conv=notrunc 2>/dev/null",
-    )
+    # The only copy is wrong: found when it is read, and by then known to every plan.
+    file = "model-00001-of-00002.safetensors"
+    back = tampered(lab, host, f"{path}/{file}")
+    refused = lab.play("deploy")
+    said = " ".join(refused.out.split())
+    assert refused.rc != 0
+    assert f"{file} is changed. It is not passed on" in said
+    assert f"{path} was to come from another host, and did not arrive" in said
+    assert lab.on(other, f"ls {MODELS}/{NAME} 2>/dev/null || true") == ""
+    assert [running(lab, node) for node in (host, other)] == ["", ""]
     refused = lab.play("deploy")
     assert refused.rc != 0
-    assert "model-00001-of-00002.safetensors is changed" in " ".join(refused.out.split())
-    assert lab.on(other, "docker ps -q --filter name=instinct-llama") == ""
+    assert f"differs from its manifest on every host that has it: {host} ({file})" in " ".join(
+        refused.out.split()
+    )
 
-    lab.on(other, f"cp /tmp/whole {weights}")
+    # As it was made: passed on, and served by both.
+    lab.on(host, back)
     run = lab.play("deploy")
     assert run.rc == 0, run.out[-4000:]
-    said = [tokens(lab, node) for node in (host, other)]
-    print(f"{path}: {said[0]!r} of both nodes")
-    assert said[0] == said[1] != ""
+    moved = {item["kind"]: item for item in run.plan()["transfers"]}["repository"]
+    assert (moved["seed"], moved["origin"]) == (host, None)
+    assert sums(lab, other, path) == sums(lab, host, path)
+    assert "./model.sig" in sums(lab, other, path)
+    answers = [tokens(lab, node) for node in (host, other)]
+    print(f"{path}: {answers[0]!r} of both nodes")
+    assert answers[0] == answers[1] != ""
+    quiet = lab.play("deploy")
+    assert (quiet.rc, quiet.plan().get("transfers")) == (0, None), quiet.out[-3000:]
+    for node in (host, other):  # nothing is hashed again
+        assert [
+            name for name in quiet.modules(node) if name not in ("fleet_plan", "ansible.builtin.add_host")
+        ] == ["node_state"]
+
+    # One of two copies is wrong: healed from the other, while it serves.
+    before = running(lab, other)
+    tampered(lab, other, f"{path}/{file}")
+    healed = lab.play("deploy")
+    assert healed.rc == 0, healed.out[-4000:]
+    assert f"{file} is changed" in " ".join(healed.out.split())
+    assert sums(lab, other, path) == sums(lab, host, path)
+    assert running(lab, other) == before

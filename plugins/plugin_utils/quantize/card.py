@@ -100,7 +100,8 @@ def result_text(
     text.append(f"  {signed}")
     settings = f"model: {result['path']}" + (", kv_cache_dtype: fp8" if kv_cache else "")
     text.append(
-        f"  serve it: {settings} in a deployment ({scheme.quant_method}, vLLM {scheme.vllm} or newer)"
+        f"  serve it: {settings} in a deployment ({scheme.quant_method}, vLLM {scheme.vllm} or newer); deploy.yml "
+        "brings it to the other hosts"
     )
     text.append(
         "  then compare its answers with those of the source: playbooks/accuracy.yml (docs/quantize.md)"
