@@ -11,6 +11,7 @@ from typing import Any
 from ...module_utils.common.errors import FleetError, Problem
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
+from ..desired.local_repositories import is_local_repository
 from ..desired.lockfile import Lock, ModelPin, model_key
 from ..tuning.companion_models import repositories
 from .actions import images, models
@@ -122,4 +123,5 @@ def _omitted(deployment: Deployment) -> Iterator[str]:
             "a registry, and name that"
         )
     if deployment.local_model:
-        yield f"deployment {deployment.name} serves {deployment.model} of its hosts, which you have to copy yourself"
+        where = "to one of its hosts" if is_local_repository(deployment.model) else "to each of its hosts"
+        yield f"deployment {deployment.name} serves {deployment.model}, which you have to copy {where} yourself"
