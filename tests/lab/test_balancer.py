@@ -26,11 +26,13 @@ from .leaks import found_on, search_works
 AGENT = "instinct-balancer-agent"
 # Kills a process once its instance has streams.
 KILL = """
-import os, re, signal, time, urllib.request
+import os, re, select, signal, time, urllib.request
 count = re.compile(r"^vllm:num_requests_running(?:{{.*}})? ([0-9.e+]+)$", re.MULTILINE)
 while sum(map(float, count.findall(urllib.request.urlopen("{url}/metrics").read().decode()))) < 3:
     time.sleep(0.05)
+ended = os.pidfd_open({pid})
 os.kill({pid}, signal.SIGKILL)
+select.select([ended], [], [])
 """
 BACKENDS = "cat /etc/instinct-fleet/balancer/current/balancer.json"
 
