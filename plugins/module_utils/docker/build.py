@@ -131,7 +131,8 @@ def build_plan(build: Mapping[str, object], ref: str | None) -> BuildPlan:
 
 def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> BuildInputs:
     """Clone, check out and build; return what it was made of. `timeout`: seconds for each step."""
-    for tool, package in (("git", "git"), ("docker", "docker.io or docker-ce-cli")):
+    tools = (("git", "git"), ("docker", "docker.io or docker-ce-cli"), ("setpriv", "util-linux"))
+    for tool, package in tools:
         if shutil.which(tool) is None:
             raise NodeError(
                 f"Building {plan.tag} needs the command {tool}, which is not installed on the node. Install "
@@ -262,12 +263,16 @@ def _buildkit() -> str:
 
 
 def _run(words: Sequence[str], timeout: int, what: str, environment: Mapping[str, str] | None = None) -> None:
-    """Run a command to its end. Raise NodeError with its last lines if it fails."""
+    """Run a command to its end. Raise NodeError with its last lines if it fails.
+
+    It ends when this process does, also by SIGKILL: else a build goes on beside that of the next run, and gives its own
+    image the tag in the end.
+    """
     tail: deque[str] = deque(maxlen=_TAIL)
     late = threading.Event()
     env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", **(environment or {})}
     with subprocess.Popen(
-        list(words),
+        ["setpriv", "--pdeathsig", "TERM", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -7,6 +7,8 @@ import base64
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +29,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.images impor
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_image import container_of
 from ansible_collections.instinct.fleet.plugins.modules import vllm_image
 
-from tests.helpers.eventually import GENEROUS
+from tests.helpers.eventually import GENEROUS, eventually
 from tests.helpers.module_docs import documented_by
 from tests.worlds.fake_docker import ANSWER, CUT, STALLED, FakeContainer, FakeDocker
 
@@ -628,3 +630,26 @@ def test_documentation_is_the_argument_spec() -> None:
     for name, option in spec.items():
         for key in ("type", "default", "required"):
             assert documented["options"][name].get(key) == option.get(key), (name, key)
+
+
+def test_what_a_build_runs_ends_with_it(tmp_path: Path) -> None:
+    """Also when the module is killed: a build that goes on would give its image the tag after the next run's."""
+    mark = tmp_path / "pid"
+    code = (
+        "from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import _run\n"
+        f"_run(['sh', '-c', 'echo $$ > {mark}; exec sleep 600'], 600, 'sleep')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=env) as module:
+        eventually("the command", lambda: mark.exists() and mark.read_text(encoding="utf-8").strip() != "")
+        child = int(mark.read_text(encoding="utf-8"))
+        module.kill()
+    eventually("its end", lambda: not _runs(child))
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
