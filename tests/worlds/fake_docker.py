@@ -8,6 +8,7 @@ comes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import select
 import socket
@@ -108,6 +109,9 @@ class FakeDocker:
         self.pull_status = 200
         self.pull_rest = b""  # of a pull that breaks off: what is sent after the last whole event
         self.pulled: dict[str, Any] | None = None
+        self.push_to: Any = None  # the BlobRegistry that has an image after it was pushed
+        self.push_error = ""
+        self.push_lists = True  # whether the engine lists the digest afterwards
         self.saved: dict[str, bytes] = {}  # what docker save gives out, by an image's id
         self.errors: dict[str, tuple[int, str]] = {}
         self.faults: dict[str, str] = {}  # by the start of "METHOD /path"
@@ -308,6 +312,8 @@ class FakeDocker:
     def _post_images(self, http: Any, path: str, query: dict[str, str], _body: Any) -> None:
         if path == "/images/create":
             return self._pull(http, query)
+        if path.endswith("/push"):
+            return self._push(http, path, query)
         name = path[len("/images/") : -len("/tag")]
         tag = f"{query['repo']}:{query['tag']}"
         for image in self.images.values():
@@ -325,6 +331,30 @@ class FakeDocker:
         if not any("error" in event for event in self.pull_events):
             name = f"{query['fromImage']}@{query['tag']}"
             self.add_image(name, **(self.pulled or {}))
+        return None
+
+    def _push(self, http: Any, path: str, query: dict[str, str]) -> None:
+        repository = path[len("/images/") : -len("/push")]
+        image = self.images.get(f"{repository}:{query['tag']}")
+        if image is None:
+            return self.send(
+                http, 404, {"message": f"An image does not exist locally with the tag: {repository}"}
+            )
+        if self.push_error:
+            self.stream(http, [json.dumps({"errorDetail": {"message": self.push_error}}).encode() + b"\r\n"])
+            return None
+        content = self.push_to.image if self.push_to else b"{}"
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        if not self.stream(
+            http, [json.dumps({"status": "Pushed", "aux": {"Digest": digest}}).encode() + b"\r\n"]
+        ):
+            return None
+        if self.push_to:
+            self.push_to.contents.update({digest: content, query["tag"]: content})
+        if self.push_lists:
+            name = f"{repository}@{digest}"
+            image["RepoDigests"] = [*dict.fromkeys([*image["RepoDigests"], name])]
+            self.images[name] = image
         return None
 
     def _find(self, http: Any, path: str) -> FakeContainer | None:

@@ -42,10 +42,21 @@ def pull(
 
     Raise DockerError on a reported error.
     """
-    path, headers = "/images/create", {}
-    if auth:
-        headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
     query = {"fromImage": repository, "tag": tag_or_digest}
+    return progress(client, "/images/create", query, auth, timeout)
+
+
+def progress(
+    client: DockerClient,
+    path: str,
+    query: Mapping[str, str],
+    auth: Mapping[str, str] | None,
+    timeout: float = 600.0,
+) -> Iterator[Json]:
+    """Send a request about a registry and yield its progress; as pull()."""
+    headers = {}
+    if auth is not None:
+        headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
     response = client.respond("POST", path, query, headers=headers, timeout=timeout)
     try:
         for line in _lines(response):

@@ -49,7 +49,11 @@ class RegistryAccess:
 
 
 class RegistryError(NodeError):
-    """A registry refuses, or cannot be reached; the message says what to do."""
+    """A registry refuses, or cannot be reached; the message says what to do. status: of its answer, 0 for none."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class CutAnswer(Exception):
@@ -178,15 +182,17 @@ class RegistryClient:
             who = f"user {self._access.username}" if self._access.username else "access without a login"
             return RegistryError(
                 f"Registry {self.ref.registry} refuses {who} to {self.ref.path}. Check the name, and username and "
-                f"password in {where}."
+                f"password in {where}.",
+                status,
             )
         if status == http.client.NOT_FOUND:
             return RegistryError(
                 f"Registry {self.ref.registry} has no such image or blob of {self.ref.path}. It may have been deleted: "
-                "run playbooks/plan.yml -e refresh=true to resolve the tag again."
+                "run playbooks/plan.yml -e refresh=true to resolve the tag again.",
+                status,
             )
         return RegistryError(
-            f"Registry {self.ref.registry} returned status {status}. Check the registry's log."
+            f"Registry {self.ref.registry} returned status {status}. Check the registry's log.", status
         )
 
 
