@@ -164,6 +164,7 @@ class ActionModule(ControllerAction):
         refresh = options["refresh"] and options["again"] is None
         fresh = resolve.resolve_pins(fleet, kept, refresh, reader.token)
         lock = merge_built(fleet, merge_probed(fleet, kept.merged(fresh)))
+        lock = resolve.confirm_pushes(fleet, lock, options["check_pushes"] or refresh)
         if lock != kept and not self._task.check_mode:
             lock = update_lock(path, kept, lock, refresh, write_json)
         return without_lost(fleet, lock) if refresh else lock, fresh

@@ -51,6 +51,12 @@ options:
     description: Resolve all image references and model revisions again, and pin the results.
     type: bool
     default: false
+  check_pushes:
+    description:
+      - Query registries whether they still have the images that were built and pushed there. Without it, what
+        C(fleet.lock.json) says is believed, unless a host lacks the image.
+    type: bool
+    default: false
   plan_file:
     description: Write the plan as JSON to this file on the control node, also in check mode.
     type: path

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 
 import pytest
+from dxf import DXF
 
-from .conftest import Lab, Run
+from lab.config import SERVICES_ADDRESS
+
+from .conftest import LAB, Lab, Run
 from .helpers import STANDIN, completion, deployment, wait_for
 
 # Two builds of it have other bytes: the layer is random.
@@ -126,6 +130,101 @@ def test_the_next_run_goes_on(fresh_lab: Lab) -> None:
     run = _play(lab, "build")
     assert _builders(run) == []
     assert {_image(lab, host) for host in lab.hosts} == {made}
+
+
+PUSHED = "registry.lab:5000/lab/built"
+
+
+def _registry() -> DXF:
+    return DXF(f"{SERVICES_ADDRESS}:5000", "lab/built", insecure=True)
+
+
+def _forget_pushed() -> None:
+    """Let the lab's registry lose what was pushed to it; what other repositories have of it stays."""
+    shutil.rmtree(LAB.registry / "docker/registry/v2/repositories/lab/built", ignore_errors=True)
+
+
+def _pushers(run: Run) -> list[str]:
+    return [host for host, actions in run.actions().items() if any("/push?tag=" in item for item in actions)]
+
+
+@pytest.mark.deep
+def test_what_is_built_is_pushed_once_and_pulled_by_digest(fresh_lab: Lab) -> None:
+    lab, (builder, *others) = fresh_lab, fresh_lab.hosts
+    _forget_pushed()
+    lab.on(builder, REPOSITORY)
+    wanted = {**BUILD, "push_to": "hub.lab:8080/no/registry"}
+    lab.write_vars(vllm_deployments=[deployment(image=None, build=wanted)], fetch_from="peers")
+    refused = lab.play("build")
+    assert refused.rc != 0
+    assert "Registry hub.lab:8080 cannot be reached from this node" in refused.out
+    assert "was not pushed to hub.lab:8080/no/registry" in refused.out
+    made = _image(lab, builder)
+    assert made, "what was built is kept"
+    assert not any(_image(lab, host) for host in others)
+
+    wanted["push_to"] = PUSHED
+    lab.write_vars(vllm_deployments=[deployment(image=None, build=wanted)], fetch_from="peers")
+    run = _play(lab, "build")
+    assert (_builders(run), _pushers(run)) == ([], [builder])
+    assert {_image(lab, host) for host in lab.hosts} == {made}
+    (pin,) = json.loads((lab.inventory / "fleet.lock.json").read_text())["builds"].values()
+    name, _at, digest = pin["pushed"]["image"].partition("@")
+    assert name == PUSHED
+    assert json.loads(_registry().get_manifest(digest))["config"]["digest"] == made
+    for host in others:
+        assert pin["pushed"]["image"] in lab.on(
+            host, "docker images --digests --format '{{.Repository}}@{{.Digest}}'"
+        )
+    again = _play(lab, "build")
+    assert again.changed() == []
+    served = _play(lab, "site", "--skip-tags", "benchmark")
+    assert (_builders(served), _pushers(served)) == ([], [])
+    for host in lab.hosts:
+        assert completion(lab, host, 8000)["usage"]["completion_tokens"] == 4
+
+    # The registry lost it: build.yml looks, and who has the image pushes it; nobody else does anything.
+    _forget_pushed()
+    assert _play(lab, "site", "--skip-tags", "benchmark").changed() == []
+    healed = _play(lab, "build")
+    assert _pushers(healed) == [builder]
+    assert {host for host, _unused in (item.split(": ", 1) for item in healed.changed())} == {builder}
+    assert _registry().get_manifest(digest)
+    assert _play(lab, "build").changed() == []
+
+
+SLOW = """
+cd /srv/git/vllm && printf 'RUN sleep 20\n' >> Dockerfile.rocm
+git -c user.name=lab -c user.email=lab@example.com commit -qam slow && git tag -f v1
+"""
+BUILDING = "pgrep -f '[d]ocker build .*-t local/vllm'"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("victim", ["module", "docker build"])
+def test_a_killed_build_leaves_nothing_and_the_next_run_goes_on(fresh_lab: Lab, victim: str) -> None:
+    lab, builder = fresh_lab, fresh_lab.hosts[0]
+    lab.on(builder, REPOSITORY)
+    lab.on(builder, SLOW)
+    _want(lab)
+    run = lab.start("build")
+    wait_for("the build", lambda: lab.on(builder, BUILDING, check=False).strip() != "")
+    process = lab.on(builder, BUILDING).split()[0]
+    if victim == "module":
+        process = lab.on(builder, f"ps -o ppid= -p {process}").strip()
+    lab.on(builder, f"kill -9 {process}")
+    text, _unused = run.communicate(timeout=600)
+    assert run.returncode != 0, text[-3000:]
+    wait_for("the end of the build", lambda: lab.on(builder, BUILDING, check=False).strip() == "", 15)
+    lab.on(builder, "sleep 25")  # longer than the step that it was in
+    assert not _image(lab, builder), "a build that nobody waits for goes on"
+
+    again = _play(lab, "build")
+    assert _builders(again) == [builder]
+    assert len({_image(lab, host) for host in lab.hosts}) == 1
+    assert len(lab.on(builder, "docker images -q local/vllm").split()) == 1
+    assert lab.on(builder, "ls -A /var/lib/instinct-fleet/build").strip() == ""
+    assert _play(lab, "build").changed() == []
 
 
 def used_cython(lab: Lab, host: str) -> str:

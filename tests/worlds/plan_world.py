@@ -229,7 +229,8 @@ def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[st
         # The driver refuses while any instance runs.
         assert not [item for item in after["instances"] if item["state"] == "running"]
         after["gpus"] = _partitioned(after["gpus"], todo["partition"])
-    for image in todo["images"]:
+    built = todo.get("builds", {"build": [], "load": []})
+    for image in (*built["build"], *built["load"], *todo["images"]):
         by_digest = [image["pull"]] if image["pull"] else []
         after["images"].append({"id": "sha256:x", "tags": [image["ref"]], "digests": by_digest, "bytes": 1})
     for model in todo["models"]:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from .hashing import canonical, text_hash
 
-_BUILD = "build"
-
 
 def image_name(digest: str) -> str:
     """Return the name of an image; digest: sha256:… of what is pulled."""
@@ -17,12 +15,7 @@ def image_name(digest: str) -> str:
 
 def build_name(tag: str) -> str:
     """Return the name of an image that a node has built; tag: the image's, which ends in a hash of what is built."""
-    return f"{_BUILD} {tag}"
-
-
-def is_build(name: str) -> bool:
-    """Return whether it is the name of an image that a node has built."""
-    return name.startswith(f"{_BUILD} ")
+    return f"build {tag}"
 
 
 def caches_name(key: str) -> str:

@@ -22,7 +22,8 @@ IMAGE = (
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64}"
     r"|:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}@sha256:[0-9a-f]{64})"
 )
-BUILD_KEYS = ("repo", "ref", "dockerfile", "target", "args", "tag")
+BUILD_KEYS = ("repo", "ref", "dockerfile", "target", "args", "tag", "push_to")
+REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
 RUNTIME_KEYS = (
     "privileged", "shm_size", "ipc", "memory", "numa", "extra_mounts", "ulimits", "restart", "stop_timeout",
     "ready_timeout", "hang_timeout", "cap_add",
@@ -47,7 +48,10 @@ DEFAULT_ULIMITS = (("memlock", -1, -1), ("nofile", 1048576, 1048576))
 
 @dataclass(frozen=True)
 class Build:
-    """An image that one host builds from a Dockerfile of a git repository. target: its stage, "" for the last."""
+    """An image that one host builds from a Dockerfile of a git repository. target: its stage, "" for the last.
+
+    push_to: the repository of a registry from which other hosts pull it, "" for none; it makes no other image.
+    """
 
     repo: str
     ref: str
@@ -57,6 +61,7 @@ class Build:
     target: str = field(
         default="", repr=False
     )  # the tag tells it; start keys have the text of what was there before
+    push_to: str = field(default="", repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments of the module vllm_image."""
@@ -152,10 +157,14 @@ def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str
         IMAGE,
         "a reference with a tag",
     )
+    push_to = ""
+    if "push_to" in build:
+        meaning = "a repository of a registry without a tag: registry.example/path"
+        push_to = check.text(build["push_to"], (*where, "push_to"), "", REPOSITORY, meaning)
     # The tag ends in a hash of what is built, so that a changed build is another image.
     inputs = [repo, ref, dockerfile, sorted(args), *([target] if target else [])]
     recipe = text_hash(canonical(inputs))[:12]
-    return "", Build(repo, ref, dockerfile, tuple(sorted(args)), f"{tag}-{recipe}", target)
+    return "", Build(repo, ref, dockerfile, tuple(sorted(args)), f"{tag}-{recipe}", target, push_to)
 
 
 def gpu_list(check: Checker, value: Any, path: Path) -> tuple[int, ...]:

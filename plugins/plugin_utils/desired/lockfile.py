@@ -38,7 +38,8 @@ class BuildPin:
     """An image that a host has built, of which all hosts get the same bytes.
 
     image_id: the hash of its config. inputs: the hash of what it was built from: repository, commit, Dockerfile,
-    target, arguments, base images. bases: the digests of these by name. bytes: unpacked. software: as probed.
+    target, arguments, base images. bases: the digests of these by name. bytes: unpacked. software: as probed. pushed:
+    its name at the operator's registry, repository@digest, "" if it is in none; pushed_bytes: of a pull from there.
     """
 
     image_id: str
@@ -47,6 +48,13 @@ class BuildPin:
     bases: tuple[tuple[str, str], ...] = ()
     bytes: int | None = None
     software: ImageSoftware | None = None
+    pushed: str = ""
+    pushed_bytes: int | None = None
+
+    def pushed_at(self, repository: str) -> str:
+        """Return its name in a repository of a registry, "" if it is not known to be there."""
+        there = repository and parse_ref(self.pushed).repository == parse_ref(repository).repository
+        return self.pushed if self.pushed and there else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of `builds` in fleet.lock.json."""
@@ -57,12 +65,13 @@ class BuildPin:
             "bases": dict(self.bases),
             "bytes": self.bytes,
             **({"software": self.software.to_json()} if self.software else {}),
+            **({"pushed": {"image": self.pushed, "bytes": self.pushed_bytes}} if self.pushed else {}),
         }
 
     @classmethod
     def from_json(cls, pin: Mapping[str, Any]) -> BuildPin:
         """Build it from what to_json returned. Raise KeyError or TypeError for other data."""
-        software = pin.get("software")
+        software, pushed = pin.get("software"), pin.get("pushed") or {}
         return cls(
             pin["image_id"],
             pin["inputs"],
@@ -70,6 +79,8 @@ class BuildPin:
             tuple(sorted(pin["bases"].items())),
             pin["bytes"],
             ImageSoftware.from_json(software) if software else None,
+            pushed.get("image", ""),
+            pushed.get("bytes"),
         )
 
 

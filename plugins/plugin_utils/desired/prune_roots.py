@@ -16,6 +16,7 @@ def kept_images(lock: Lock, deployments: Iterable[Any]) -> list[str]:
     found = {*lock.images, *lock.builds}
     for ref, pin in lock.images.items():
         found.add(f"{parse_ref(ref).repository}@{pin.digest}")
+    found |= {pin.pushed for pin in lock.builds.values() if pin.pushed}
     for item in deployments:
         if isinstance(item, Mapping):
             build = item.get("build")

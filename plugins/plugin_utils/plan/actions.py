@@ -44,6 +44,12 @@ class ImageStep:
     offered: bool = False  # other hosts get it from here
     source: str = ""  # the host that has or builds it for this one
     image_id: str = ""  # of a build, the one that all hosts have
+    of_build: bool = False  # it is pulled from the registry to which a host has pushed what it built
+
+    @property
+    def awaited(self) -> bool:
+        """Another host pushes it in this run; what to pull is planned afterwards."""
+        return bool(self.source and self.build and self.build.push_to)
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments of the role vllm_image; pull and digest are null for an image that is built."""
@@ -280,7 +286,10 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
         wanted = step.pull or step.ref
         if wanted in found:
             continue
-        there = has_build(host.state, wanted, step.image_id) if step.build else has_image(host.state, wanted)
+        if step.build or step.of_build:
+            there = has_build(host.state, step.ref, step.image_id)
+        else:
+            there = has_image(host.state, wanted)
         if there:
             if deployment.image_ref in unknown:
                 reason = "its name does not show which vLLM it contains"
@@ -303,15 +312,28 @@ def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple
 def _image_step(host: Host, deployment: Deployment, lock: Lock) -> ImageStep:
     if deployment.build:
         built = lock.builds.get(deployment.build.tag)
+        pushed = built.pushed_at(deployment.build.push_to) if built else ""
+        if built and pushed:
+            return replace(
+                _pull_step(host, deployment.build.tag, pushed, built.pushed_bytes),
+                image_id=built.image_id,
+                of_build=True,
+            )
         amount, image_id = (built.bytes, built.image_id) if built else (None, "")
         return ImageStep(deployment.build.tag, "", "", amount, "", deployment.build, image_id=image_id)
     ref, pin = parse_ref(deployment.image), lock.image(deployment.image)
     if pin is None:
         return ImageStep(deployment.image, deployment.image, "", None, ref.registry, None)
-    name = pulled_name(ref, pin.digest, host.settings.overrides, host.state)
+    return _pull_step(host, deployment.image, f"{ref.repository}@{pin.digest}", pin.bytes)
+
+
+def _pull_step(host: Host, called: str, name: str, amount: int | None) -> ImageStep:
+    """Return the pull of repository@digest, from where this host pulls it. called: its name for people."""
+    ref = parse_ref(name)
+    pull = pulled_name(ref, ref.digest, host.settings.overrides, host.state)
     # What a bundle brought stays in the content store, for hosts that come later.
-    kept = host.settings.air_gap and host.state is not None and image_name(pin.digest) in host.state.stored
-    return ImageStep(deployment.image, name, pin.digest, pin.bytes, parse_ref(name).registry, None, kept)
+    kept = host.settings.air_gap and host.state is not None and image_name(ref.digest) in host.state.stored
+    return ImageStep(called, pull, ref.digest, amount, parse_ref(pull).registry, None, kept)
 
 
 def has_weights(host: Host, wanted: ModelRepository, pin: ModelPin) -> bool:

@@ -16,7 +16,7 @@ LOAD = (
     "Load a bundle that has it on one of the hosts (bundle_load.yml), and run again; a run with --limit has to "
     "include the host that has it."
 )
-BUILD = "Push the built image to a registry where the bundle is made, and name that image."
+BUILD = "Set build.push_to, and run build.yml where the bundle is made: it then has the image."
 
 
 def refuse_unpinned(images: Iterable[ImageNeed], models: Iterable[ModelNeed], refresh: bool) -> None:

@@ -43,7 +43,7 @@ def assumptions(host: Host, catalog: GpuCatalog) -> tuple[Assumption, ...]:
     if host.deployments:
         found += [
             Assumption("no Docker engine is installed", ("docker_engine", "build_tools")),
-            Assumption("no image and no weights are there", ("image", "model", "verify_model")),
+            Assumption("no image and no weights are there", ("image", "push", "model", "verify_model")),
         ]
     found.append(
         Assumption(

@@ -45,6 +45,8 @@ def build_transfers(
     found: list[Transfer] = []
     slots: set[int] = set()
     for _unused, want in sorted(_wanted(steps, everyone).items()):
+        if want.step.build and want.step.build.push_to:
+            continue
         holders = [member for host in want.having if (member := _member(host))]
         lacking = [member for host in want.lacking if (member := _member(host))]
         members = [*holders[:1], *lacking]
@@ -80,30 +82,38 @@ def port_slot(name: str, taken: set[int]) -> int:
 
 
 def build_obstacles(
-    steps: Iterable[tuple[Host, Sequence[ImageStep]]], everyone: Sequence[Host]
+    steps: Iterable[tuple[Host, Sequence[ImageStep]]], everyone: Sequence[Host], late: bool = False
 ) -> dict[str, tuple[Problem, ...]]:
-    """Return what keeps hosts from having the image that the others have, by host."""
+    """Return what keeps hosts from having the image that the others have, by host.
+
+    late: it is the second plan of a run, in which nothing is built or pushed any more.
+    """
     found: dict[str, list[Problem]] = {}
     for want in _wanted(steps, everyone).values():
         for host in want.lacking:
-            problem = _obstacle(want, host)
+            problem = _obstacle(want, host, late)
             if problem:
                 found.setdefault(host.name, []).append(problem)
     return {name: tuple(problems) for name, problems in found.items()}
 
 
-def _obstacle(want: _Wanted, host: Host) -> Problem | None:
+def _obstacle(want: _Wanted, host: Host, late: bool) -> Problem | None:
     """Return why a host can neither build the image nor get it."""
     tag, path = want.step.ref, ("vllm_deployments",)
+    push_to = want.step.build.push_to if want.step.build else ""
+    if late and (push_to or not want.having):
+        there = f"pushed to {push_to}, from which this host pulls it" if push_to else "built"
+        what = f"{tag} was not {there}; the other host's error, further up, says why."
+        return Problem(path, what, "Run again: what was built is kept.", (host.name,))
     if want.step.image_id and not want.having and host.state is not None:
         what = f"{tag} was built as {want.step.image_id[:19]}, and no host of this run has it."
         fix = "Include a host that has it (--limit); if it is gone, -e refresh=true builds it anew, with other bytes."
         return Problem(path, what, fix, (host.name,))
-    alone = len(want.lacking) == 1 and not want.having
+    alone = (len(want.lacking) == 1 and not want.having) or bool(push_to)
     if not alone and _member(host) is None:
         what = f"cannot get {tag}, which another host builds: {no_address(host).partition(', as ')[2]}."
         return Problem(path, what, "Set distribution_interface or instinct_address.", (host.name,))
-    if want.having and not any(map(_member, want.having)):
+    if not push_to and want.having and not any(map(_member, want.having)):
         names = ", ".join(item.name for item in want.having)
         what = f"cannot get {tag} from {names}, the only ones that have it: no address of theirs is known."
         return Problem(path, what, "Set distribution_interface or instinct_address there.", (host.name,))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...module_utils.common.errors import FleetError, Problem
+from ...module_utils.common.image_ref import parse_ref
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
 from ..desired.local_repositories import is_local_repository
@@ -59,7 +60,7 @@ def closure(fleet: Fleet, lock: Lock, cache_dir: str) -> Closure:
         for deployment in host.deployments:
             found.deployments[deployment.name] = None
             _pin(found, host, deployment, lock)
-            found.warnings.update(dict.fromkeys(_omitted(deployment)))
+            found.warnings.update(dict.fromkeys(_omitted(deployment, lock)))
         empty = replace(host, state=None)
         for image, _action in images(empty, lock):
             if not image.build:
@@ -72,8 +73,9 @@ def closure(fleet: Fleet, lock: Lock, cache_dir: str) -> Closure:
 
 def lock_pins(lock: Lock) -> dict[str, dict[str, str]]:
     """Return the digests and commits of a whole lock, with which those of a bundle are compared."""
+    builds = {tag: digest for tag, pin in lock.builds.items() if (digest := parse_ref(pin.pushed).digest)}
     return {
-        "images": {ref: pin.digest for ref, pin in lock.images.items()},
+        "images": {**{ref: pin.digest for ref, pin in lock.images.items()}, **builds},
         "models": {key: pin.commit for key, pin in lock.models.items()},
     }
 
@@ -98,8 +100,9 @@ def _not_pinned(path: Iterable[Any], what: str, host: Host) -> Problem:
 
 def _pin(found: Closure, host: Host, deployment: Deployment, lock: Lock) -> None:
     image = None if deployment.build else lock.image(deployment.image)
-    if image:
-        found.pins["images"][deployment.image] = image.digest
+    digest = image.digest if image else parse_ref(_pushed(deployment, lock)).digest
+    if digest:
+        found.pins["images"][deployment.image_ref] = digest
     for wanted in repositories(deployment):
         key = model_key(host.settings.endpoint, wanted.repo, wanted.revision)
         pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
@@ -115,12 +118,18 @@ def _terms(pin: ModelPin, files: Mapping[str, int]) -> dict[str, Any]:
     return {"licenses": sorted(stated), "files": sorted(name for name in files if TERMS.fullmatch(name))}
 
 
-def _omitted(deployment: Deployment) -> Iterator[str]:
+def _pushed(deployment: Deployment, lock: Lock) -> str:
+    """Return the name in a registry of an image that is built, "" if it is in none."""
+    built = lock.builds.get(deployment.build.tag) if deployment.build else None
+    return built.pushed_at(deployment.build.push_to) if built and deployment.build else ""
+
+
+def _omitted(deployment: Deployment, lock: Lock) -> Iterator[str]:
     """Yield what a deployment needs that comes from no registry or hub."""
-    if deployment.build:
+    if deployment.build and not _pushed(deployment, lock):
         yield (
-            f"deployment {deployment.name} builds its image, which no bundle can have: push the built image to "
-            "a registry, and name that"
+            f"deployment {deployment.name} builds its image, which is in no registry, so the bundle has it not: set "
+            "build.push_to, and run build.yml"
         )
     if deployment.local_model:
         where = "to one of its hosts" if is_local_repository(deployment.model) else "to each of its hosts"

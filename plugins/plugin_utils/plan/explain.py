@@ -28,6 +28,7 @@ TITLES = {
     "stop_server": "stop",
     "transfer": "share",
     "image": "image",
+    "push": "push",
     "model": "download",
     "verify_model": "verify",
     "generation": "record",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.paths import container_name
-from ...module_utils.common.transfer_names import is_build
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import Host
 from ..endpoint.plan import BalancerPlan
@@ -21,6 +20,7 @@ from . import actions as steps
 from .actions import ImageStep, ModelStep, unique
 from .assumptions import Assumption
 from .downloads import DownloadTerms
+from .pushes import Push
 from .transfers import Transfer
 
 SCHEMA = 1
@@ -34,7 +34,8 @@ class HostPlan:
 
     policies: instances that only get their restart policy back. untouched: instances that are neither started nor
     removed. records, bindings: for the node's store of generations. assumed: of a host that was not contacted.
-    transfers: names of those in which it takes part.
+    transfers: names of those in which it takes part; build_transfers: of images that a host has built. pushes: images
+    that it pushes to a registry.
     """
 
     host: Host
@@ -57,6 +58,8 @@ class HostPlan:
     policies: tuple[str, ...] = ()
     assumed: tuple[Assumption, ...] = ()
     transfers: tuple[str, ...] = ()
+    build_transfers: tuple[str, ...] = ()
+    pushes: tuple[Push, ...] = ()
 
     @property
     def partial(self) -> bool:
@@ -65,13 +68,27 @@ class HostPlan:
 
     @property
     def builds(self) -> bool:
-        """Images are built, or received from the host that builds them: what came of it is pinned afterwards."""
-        return any(image.build for image in self.images)
+        """Images are built, pushed, or received from the host that builds them: what comes of it is pinned then."""
+        return bool(self.pushes) or any(image.build for image in self.images)
 
     @property
     def passes_builds(self) -> bool:
         """It builds an image, or gives one to others, or gets it."""
-        return self.builds or any(is_build(name) for name in self.transfers)
+        return self.builds or bool(self.build_transfers) or any(image.of_build for image in self.images)
+
+    def _build_steps(self) -> dict[str, Any]:
+        """Return what is done about images that hosts build, in this order; nothing where there are none."""
+        found = {
+            "build": [item.to_json() for item in self.images if item.build and not item.source],
+            "push": [item.to_json() for item in self.pushes],
+            "transfers": list(self.build_transfers),
+            "load": [
+                item.to_json()
+                for item in self.images
+                if item.of_build or (item.build and item.source and not item.awaited)
+            ],
+        }
+        return {"builds": found} if any(found.values()) else {}
 
     @property
     def todo(self) -> tuple[str, ...]:
@@ -124,7 +141,8 @@ class HostPlan:
             if partition
             else None,
             **({"transfers": list(self.transfers)} if self.transfers else {}),
-            "images": [image.to_json() for image in self.images],
+            **self._build_steps(),
+            "images": [image.to_json() for image in self.images if not image.build and not image.of_build],
             "models": [model.to_json() for model in self.models],
             "servers": [servers[name] for name in (*self.start, *self.policies)],
             "serve": [*(name for name in self.start if name in spanning or not partition), *self.policies],

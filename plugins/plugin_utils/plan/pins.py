@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...module_utils.common.errors import Path
 from ...module_utils.common.image_ref import parse_ref
-from ..desired.actions import has_image
+from ..desired.actions import has_build, has_image
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
 from ..desired.lockfile import Lock
@@ -63,6 +63,10 @@ def absent_images(fleet: Fleet, lock: Lock) -> Iterator[ImageNeed]:
     """Yield pinned images that hosts lack, for each host and deployment."""
     for host in fleet.hosts:
         for deployment in host.deployments:
+            built = lock.builds.get(deployment.build.tag) if deployment.build else None
+            pushed = built.pushed_at(deployment.build.push_to) if built and deployment.build else ""
+            if built and pushed and not has_build(host.state, deployment.image_ref, built.image_id):
+                yield ImageNeed(pushed, (*deployment.path, "build", "push_to"), host)
             pin = None if deployment.build else lock.image(deployment.image)
             name = f"{parse_ref(deployment.image).repository}@{pin.digest}" if pin else ""
             if pin and not has_image(host.state, name):

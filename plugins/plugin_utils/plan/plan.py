@@ -26,6 +26,7 @@ from .hub_limits import hub_load
 from .local_repositories import repository_obstacles, repository_transfers
 from .model_terms import judge_downloads
 from .multi_host import engine_mismatches, peer_starts
+from .pushes import plan_pushes
 from .stages import HostStages, check_host, plan_stages, record_stage
 from .transfers import by_host, plan_transfers
 
@@ -166,7 +167,9 @@ def plan_fleet(
     moving = [item for item in planned if again is None or item.host.name in again]
     lacking = [(item.host, item.fetch.images) for item in moving]
     beside = [item.host for item in moving]
-    unable.update({name: reason(found) for name, found in build_obstacles(lacking, beside).items()})
+    unable.update(
+        {name: reason(found) for name, found in build_obstacles(lacking, beside, again is not None).items()}
+    )
     unable.update({name: reason(found) for name, found in repository_obstacles(fleet.hosts).items()})
     unable.update(foreign_model_names(checked.fleet, planned) if endpoint else {})
     if unable:
@@ -185,11 +188,13 @@ def plan_fleet(
     )
     transfers += build_transfers(lacking, beside) + repository_transfers(fleet.hosts)
     shared = by_host(transfers)
+    pushes = plan_pushes(lacking, beside, factory.lock) if again is None else ()
     hosts = [
         stages.finish(
             peers[stages.host.name],
             record_stage(stages, revisions, request),
             shared.get(stages.host.name, ()),
+            pushes,
         )
         for stages in planned
     ]

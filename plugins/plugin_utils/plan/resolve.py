@@ -6,11 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Callable
 
-from ...module_utils.common.errors import FleetError, Problem, natural
-from ..desired.fleet import Fleet
-from ..desired.lockfile import Lock, model_key
+from ...module_utils.common.errors import FleetError, Path, Problem, natural
+from ..desired.fleet import Fleet, Host
+from ..desired.lockfile import ImagePin, Lock, model_key
 from .air_gap import refuse_unpinned
 from .pins import absent_images, absent_models, missing_pins
+from .pushes import pinned_pushes
 
 Token = Callable[[str], "str | None"]
 """Gives a host's token for the hub; raises FleetError."""
@@ -51,6 +52,22 @@ def resolve_pins(fleet: Fleet, lock: Lock, refresh: bool, token: Token) -> Lock:
             sorted(set(problems), key=lambda problem: [natural(str(part)) for part in problem.path])
         )
     return Lock(found_images, found_models)
+
+
+def confirm_pushes(fleet: Fleet, lock: Lock, check: bool) -> Lock:
+    """Return the lock with what registries have of built images. Raise FleetError for a registry that does not say."""
+    return pinned_pushes(fleet, lock, check, _pushed)
+
+
+def _pushed(name: str, path: Path, host: Host) -> ImagePin | None:
+    from .registry import NOT_FOUND, ResolveError, image_pin
+
+    try:
+        return image_pin(name, path, host.settings.registries)
+    except ResolveError as error:
+        if error.kind == NOT_FOUND:
+            return None
+        raise FleetError([replace(error.problem, hosts=(host.name,))]) from None
 
 
 def access_warnings(fleet: Fleet, lock: Lock, fresh: Lock, token: Token) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from .disk_space import check_disk
 from .downloads import Download
 from .fetch_rules import proxy_warnings
 from .host_plan import HostPlan
+from .pushes import Push
 from .transfers import HostTransfer, offer
 
 
@@ -105,10 +106,18 @@ class HostStages:
         return ComposedHost(self.host, modes, instances, None if self.unknown else unplaced)
 
     def finish(
-        self, peers: Sequence[Action], record: RecordStage, shared: Sequence[HostTransfer] = ()
+        self,
+        peers: Sequence[Action],
+        record: RecordStage,
+        shared: Sequence[HostTransfer] = (),
+        pushes: Sequence[Push] = (),
     ) -> HostPlan:
-        """Return the host's plan. peers: starts of servers whose engine starts on another host. shared: transfers."""
-        fetch, serve = _received(self.host, self.fetch, shared), self.serve
+        """Return the host's plan.
+
+        peers: starts of servers whose engine starts on another host. shared: transfers. pushes: of all hosts.
+        """
+        fetch, serve = _received(self.host, self.fetch, shared, pushes), self.serve
+        own_pushes = tuple(item for item in pushes if item.host == self.host.name)
         passed = [item.action for item in shared]
         own = fetch.actions
         first = next((at for at, item in enumerate(own) if item.role != "host_prep"), len(own))
@@ -120,6 +129,7 @@ class HostStages:
                 *own[:first],
                 *passed,
                 *own[first:],
+                *(item.action for item in own_pushes),
                 *serve.key,
                 *record.actions,
                 *serve.actions,
@@ -141,7 +151,9 @@ class HostStages:
             records=record.records,
             bindings=record.bindings,
             assumed=self.assumed,
-            transfers=tuple(item.name for item in shared),
+            transfers=tuple(item.name for item in shared if not item.of_build),
+            build_transfers=tuple(item.name for item in shared if item.of_build),
+            pushes=own_pushes,
         )
 
 
@@ -208,11 +220,14 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
     )
 
 
-def _received(host: Host, fetch: FetchStage, shared: Sequence[HostTransfer]) -> FetchStage:
+def _received(
+    host: Host, fetch: FetchStage, shared: Sequence[HostTransfer], pushes: Sequence[Push]
+) -> FetchStage:
     """Return the stage of a host to which others bring images that they build: it needs no tools for that."""
-    sources = {item.name: item.seed for item in shared if not item.seeds}
+    sources = {item.name: item.host for item in pushes if item.host != host.name}
+    sources.update({item.name: item.seed for item in shared if not item.seeds})
     images = tuple(received(item, sources) for item in fetch.images)
-    texts = {item.ref: f"received from {item.source}, which builds it once" for item in images if item.source}
+    texts = {item.ref: _way(item) for item in images if item.source}
     if not texts:
         return fetch
     actions = tuple(
@@ -225,6 +240,13 @@ def _received(host: Host, fetch: FetchStage, shared: Sequence[HostTransfer]) -> 
         actions = tuple(item for item in actions if item.kind != "build_tools")
         packages = tuple(name for name in packages if name not in tools[1])
     return replace(fetch, images=images, actions=actions, packages=packages)
+
+
+def _way(image: ImageStep) -> str:
+    """Return how an image that another host has built comes to this one."""
+    if image.build and image.awaited:
+        return f"pulled from {image.build.push_to}, to which {image.source} pushes it"
+    return f"received from {image.source}, which builds it once"
 
 
 def _serve(

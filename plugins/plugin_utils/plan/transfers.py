@@ -50,7 +50,7 @@ class Transfer:
 
     bytes: 0 where they are not known yet. what: its name for people. origin: from where the seed gets it, "" if it has
     it. offer: the seed's arguments of blob_fetch. seconds, bound: an estimate, and the rate that decides it; only of
-    declared rates.
+    declared rates. of_build: a host has pushed the image to its origin.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Transfer:
     port: int
     seconds: float | None = None
     bound: str = ""
+    of_build: bool = False
 
     @property
     def members(self) -> tuple[TransferMember, ...]:
@@ -186,8 +187,20 @@ def _transfer(
     seconds, bound = estimate(amount, [seed, *receivers], bool(origin))
     # Two ports each: what is moved at the same time must not meet, nor a program that has not ended yet.
     port = seed.host.settings.distribution_port + 2 * number + (MODEL_PORTS if need.kind == MODEL else 0)
+    of_build = isinstance(step, ImageStep) and step.of_build
     return Transfer(
-        name, need.kind, need.what, amount, origin, seed, receivers, offer_of(step), port, seconds, bound
+        name,
+        need.kind,
+        need.what,
+        amount,
+        origin,
+        seed,
+        receivers,
+        offer_of(step),
+        port,
+        seconds,
+        bound,
+        of_build,
     )
 
 
@@ -326,12 +339,16 @@ def estimate(amount: int, members: Sequence[TransferMember], fetched: bool) -> t
 
 @dataclass(frozen=True)
 class HostTransfer:
-    """A host's part of a transfer. seeds: it is the one from which the others get it. seed: that host."""
+    """A host's part of a transfer. seeds: it is the one from which the others get it. seed: that host.
+
+    of_build: it is of an image that a host has built.
+    """
 
     name: str
     action: Action
     seeds: bool
     seed: str = ""
+    of_build: bool = False
 
 
 def by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
@@ -344,9 +361,11 @@ def by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
         first = f"{seed} {fetches}" if item.origin else f"{seed} has it"
         after = f"{first}, and {plural(len(item.receivers), 'host')} get it there and from each other"
         own = _action(item, "absent" if item.origin else "present", after, why)
-        found.setdefault(seed, []).append(HostTransfer(item.name, own, True, seed))
+        built = item.kind == BUILD or item.of_build
+        found.setdefault(seed, []).append(HostTransfer(item.name, own, True, seed, built))
         for member in item.receivers:
-            received = HostTransfer(item.name, _action(item, member.has or "absent", after, why), False, seed)
+            action = _action(item, member.has or "absent", after, why)
+            received = HostTransfer(item.name, action, False, seed, built)
             found.setdefault(member.host.name, []).append(received)
     return found
 

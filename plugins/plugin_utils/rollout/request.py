@@ -56,6 +56,7 @@ VARIABLES = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "hosts": {"type": "list", "elements": "str"},
     "again": {"type": "list", "elements": "str"},
+    "check_pushes": {"type": "bool", "default": False},
     "lock_file": {"type": "path"},
     "apply": {"type": "bool", "default": False},
     "operation": {"type": "str", "choices": list(OPERATIONS)},

@@ -34,9 +34,9 @@ def todo_hosts(
 ) -> list[dict[str, Any]]:
     """Return hosts for add_host.
 
-    Those that build images, or give or get one that was built, are in the group fleet_builds; those that are planned
-    again afterwards in fleet_partial, and those that the run leaves out in
-    fleet_excluded.
+    Those that build images, or give or get one that was built, are in the group fleet_builds, and in fleet_pushed if
+    one is pushed, after which they are planned again; those that are planned again afterwards in fleet_partial; those
+    that the run leaves out in fleet_excluded.
 
     held: hosts whose lease another run has, of a run that changes hosts; None of one that does not. A run that changes
     anything takes the lease of these hosts, of those that it changes, and of all load balancers, before it begins.
@@ -44,10 +44,12 @@ def todo_hosts(
     new: what the run measures of what it starts, on hosts of the group todo_benchmark.
     """
     groups: dict[str, list[str]] = {}
+    pushes = any(host.pushes for host in plan.hosts)
     for host in plan.hosts:
         if host.actions:
             groups[host.host.name] = [f"todo_{role}" for role in host.todo]
             groups[host.host.name] += ["fleet_builds"] if host.passes_builds else []
+            groups[host.host.name] += ["fleet_pushed"] if host.passes_builds and pushes else []
             groups[host.host.name] += ["fleet_partial"] if host.partial or host.builds else []
     batched = (
         {f"{host}.{name}" for host in rollout.hosts for name in rollout.batched(host)} if rollout else set()

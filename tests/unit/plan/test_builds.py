@@ -29,7 +29,7 @@ SOFTWARE = {"vllm": "0.11.1", "platform": "rocm", "rocm": "7.0.0", "pytorch": "2
 
 
 def _tag() -> str:
-    return str(plan({"n1": state()}, WANTED).to_json()["hosts"]["n1"]["images"][0]["ref"])
+    return str(plan({"n1": state()}, WANTED).to_json()["hosts"]["n1"]["builds"]["build"][0]["ref"])
 
 
 TAG = _tag()
@@ -67,9 +67,9 @@ def _ways(found: Any) -> dict[str, str]:
     data = found.to_json()
     ways = {}
     for name, host in data["hosts"].items():
-        (step,) = host["images"] or ({"build": None},)
-        way = "has" if not step["build"] else "gets" if step["build"].get("from_store") else "builds"
-        ways[name] = way
+        done = host.get("builds", {"build": [], "load": []})
+        assert all(item["build"]["from_store"] for item in done["load"])
+        ways[name] = "builds" if done["build"] else "gets" if done["load"] else "has"
     return ways
 
 
@@ -122,7 +122,7 @@ def test_what_moves_and_what_the_plan_says() -> None:
     known = _plan({"n1": [], "n2": [_image(ONE)]}, _lock())
     text = " ".join(explain(known, False).split())
     assert f"image {TAG}: n2 has it, then 20.0 GiB between hosts, to n1" in text
-    (step,) = known.to_json()["hosts"]["n1"]["images"]
+    (step,) = known.to_json()["hosts"]["n1"]["builds"]["load"]
     assert (step["build"]["from_store"], step["build"]["image_id"]) == (True, ONE)
 
 

@@ -204,7 +204,7 @@ def test_images_that_hosts_built_themselves_may_differ() -> None:
     for number, version in ((1, "0.15.0"), (2, "0.15.1")):
         probe = plan({"n1": node(1)}, [deployment(image=None, build=build, vllm_version="0.15.0", hosts=["n1"])],
                      own=OWN).to_json()  # fmt: skip
-        tag = probe["hosts"]["n1"]["images"][0]["ref"]
+        tag = probe["hosts"]["n1"]["builds"]["build"][0]["ref"]
         software = {"vllm": version, "platform": "rocm", "rocm": "7.0.0", "pytorch": "2.9.0", "python": "3.12",
                     "gfx": ["gfx942"]}  # fmt: skip
         image = {"id": f"sha256:{number}", "tags": [tag], "digests": [], "bytes": 1, "software": software}

@@ -329,9 +329,10 @@ def test_a_built_image() -> None:
     }
     wanted = [deployment(image=None, build=build, vllm_version="0.11.1")]
     host = planned(state(), wanted)
-    tag = host["images"][0]["ref"]
+    tag = host["builds"]["build"][0]["ref"]
     assert tag.startswith("local/vllm:1-")
-    assert host["images"] == [
+    assert host["images"] == []
+    assert host["builds"]["build"] == [
         {
             "ref": tag,
             "pull": None,
