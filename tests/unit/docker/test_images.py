@@ -447,7 +447,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> Pa
         path = directory / name
         path.write_text(f'#!/bin/sh\necho "{name} $*" >> {called}\n{script}\n')
         path.chmod(0o755)
-    for name in ("sh", "mkdir", "touch", "echo", "sleep"):
+    for name in ("sh", "mkdir", "touch", "echo", "sleep", "setpriv"):
         (directory / name).symlink_to(f"/bin/{name}")
     monkeypatch.setenv("PATH", str(directory))
     return called
