@@ -20,6 +20,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.text import text
 
 
+def _quota(reader: InventoryReader, host: str) -> int:
+    """Return a host's store_quota in bytes; 0 for none, and for one that a plan refuses."""
+    found = reader.values(host, ("store_quota",), lenient=True).get("store_quota")
+    return found if isinstance(found, int) else 0
+
+
 class ActionModule(ControllerAction):
     """fleet_status."""
 
@@ -41,7 +47,7 @@ class ActionModule(ControllerAction):
                 leases[name] = Lease.from_json(found.get("lease"))
             else:
                 unreached[name] = why_unreached(found)
-        made = status(seen, unreached)
+        made = status(seen, unreached, {name: _quota(reader, name) for name in seen})
         message = text(made, options["detail"])
         self.show(f"\n{message}")
         for warning in warned(other_runs(leases)):

@@ -14,6 +14,12 @@ description:
   - On a host with a load balancer it reads HAProxy's servers too.
   - Changes nothing, and leaves the judgement to M(instinct.fleet.fleet_status).
 author: instinct-fleet contributors (@instinct-fleet)
+options:
+  cache_dirs:
+    description: The C(HF_HOME) directories of weights, for C(held_bytes).
+    type: list
+    elements: path
+    default: [/var/lib/instinct-fleet/hf]
 extends_documentation_fragment:
   - instinct.fleet.attributes.read_only
   - instinct.fleet.docker
@@ -63,6 +69,10 @@ instance_status:
       type: list
       elements: dict
       sample: [{path: /var/lib/docker, percent: 71, free_bytes: 251000000000}]
+    held_bytes:
+      description: Bytes of images, weights and content store, which C(store_quota) limits; null without Docker.
+      type: int
+      sample: 213000000000
 lease:
   description: The run that changes this node, or did last, as M(instinct.fleet.node_state) has it; null without one.
   returned: success
@@ -70,6 +80,7 @@ lease:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.host.status import StatusPaths, read_node
@@ -79,13 +90,18 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.source impo
 
 def argument_spec():
     """Return the module's options."""
-    return {"docker_socket": {"type": "path", "default": SOCKET}}
+    return {
+        "cache_dirs": {"type": "list", "elements": "path", "default": [paths.HF_CACHE]},
+        "docker_socket": {"type": "path", "default": SOCKET},
+    }
 
 
 def main():
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    node = StatusPaths(docker_socket=module.params["docker_socket"])
+    node = StatusPaths(
+        docker_socket=module.params["docker_socket"], cache_dirs=tuple(module.params["cache_dirs"])
+    )
     finish(
         module,
         [],

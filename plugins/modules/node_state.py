@@ -210,6 +210,9 @@ node_state:
       type: list
       elements: str
       sample: ["image sha256:8f1c"]
+    held_bytes:
+      description: Bytes of the content store and of weights with a marker, hard links once, on disks of this node.
+      type: int
     libtorrent:
       description: Whether the engine that moves them between nodes is installed.
       type: bool
@@ -1392,6 +1395,31 @@ def read_store(source: Source, data_dir: str) -> list[str]:
     return sorted(found)
 
 
+def held_bytes(data_dir: str, cache_dirs: list[str]) -> int:
+    """Return the bytes of the content store and of the weights with a marker, hard links once.
+
+    Caches on network file systems do not count, as they are not this host's alone.
+    """
+    network = network_devices(Source())
+    places = [os.path.join(data_dir, "store", "blobs", "sha256")]
+    incoming = os.path.join(data_dir, "store", "incoming")
+    places += [os.path.join(incoming, name) for name in listing(incoming)]
+    for hub in (os.path.join(cache_dir, "hub") for cache_dir in cache_dirs):
+        repos = (os.path.join(hub, name) for name in listing(hub))
+        places += [
+            os.path.join(repo, "blobs") for repo in repos if listing(os.path.join(repo, ".instinct-fleet"))
+        ]
+    found: dict[tuple[int, int], int] = {}
+    for path in (os.path.join(place, name) for place in places for name in listing(place)):
+        try:
+            stat = os.stat(path)
+        except FileNotFoundError:  # renamed meanwhile
+            continue
+        if f"{os.major(stat.st_dev)}:{os.minor(stat.st_dev)}" not in network:
+            found[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(found.values())
+
+
 def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:
     """Return the space for each path, on the file system of its nearest existing parent."""
     found = []
@@ -1521,6 +1549,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["models"], state["fetching"] = part("models", ([], []), read_models, source, cache_dirs)
     state["repositories"] = part("local repositories", [], read_repositories, args["data_dir"])
     state["stored"] = part("content store", [], read_store, source, args["data_dir"])
+    state["held_bytes"] = part("held bytes", 0, held_bytes, args["data_dir"], cache_dirs)
     state["libtorrent"] = source.exists("/var/lib/dpkg/info/python3-libtorrent.list")
     images, containers = read_docker(docker, requests) if requests else ([], [])
     state["docker"] = docker

@@ -29,8 +29,10 @@ from ..common.redact import Redactor
 from ..docker.client import SOCKET, DockerClient, Json, Query
 from ..docker.logs import container_log
 from ..endpoint.drain import Balancer
+from ..observe.engine import read_images
 from ..observe.generations import read_generations
 from ..observe.source import Source
+from ..observe.storage import held_bytes
 from ..observe.supervisor_file import supervisor_file
 from ..serving.attention import ATTENTION_FILE, Proof
 from ..serving.instance import LABELS, READY_FILE
@@ -61,6 +63,7 @@ class StatusPaths:
     data_dir: str = paths.DATA_DIR
     docker_socket: str = SOCKET
     interval: float = INTERVAL
+    cache_dirs: tuple[str, ...] = ()  # of weights; the data directory's own if none are named
 
 
 def read_node(node: StatusPaths) -> dict[str, Any]:
@@ -76,6 +79,7 @@ def read_node(node: StatusPaths) -> dict[str, Any]:
         "generations": _generations(node, problems),
         "balancer": _balancer(node, problems),
         "disks": _disks(node, found.values()),
+        "held_bytes": _held(node),
         "problems": problems,
     }
 
@@ -100,6 +104,19 @@ def _disks(node: StatusPaths, containers: Iterable[Json]) -> list[dict[str, Any]
             entry = {"path": path, "percent": percent, "free_bytes": space.f_bavail * space.f_frsize}
             found.setdefault(device, entry)
     return list(found.values())
+
+
+def _held(node: StatusPaths) -> int | None:
+    """Return the bytes that store_quota limits, of images, weights and content store; None without Docker."""
+    client = DockerClient(node.docker_socket)
+    try:
+        images = read_images(Source(), node.data_dir, client.json("GET", "/images/json"))
+    except NodeError:
+        return None
+    finally:
+        client.close()
+    own = sum(int(item["bytes"] or 0) for item in images if item["software"] is not None or item.get("build"))
+    return own + held_bytes(node.data_dir, list(node.cache_dirs) or [f"{node.data_dir}/hf"])
 
 
 # ---- containers --------------------------------------------------------------------------------------

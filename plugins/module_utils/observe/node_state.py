@@ -19,7 +19,7 @@ from .lease import read_run
 from .network import read_interfaces, read_rdma
 from .repositories import read_repositories
 from .source import Source, pairs
-from .storage import read_disk, read_models, read_store
+from .storage import held_bytes, read_disk, read_models, read_store
 from .sysctl_files import read_numa_balancing
 
 TYPE_CHECKING = False
@@ -85,6 +85,7 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
     state["models"], state["fetching"] = part("models", ([], []), read_models, source, cache_dirs)
     state["repositories"] = part("local repositories", [], read_repositories, args["data_dir"])
     state["stored"] = part("content store", [], read_store, source, args["data_dir"])
+    state["held_bytes"] = part("held bytes", 0, held_bytes, args["data_dir"], cache_dirs)
     state["libtorrent"] = source.exists("/var/lib/dpkg/info/python3-libtorrent.list")
     images, containers = read_docker(docker, requests) if requests else ([], [])
     state["docker"] = docker

@@ -112,6 +112,31 @@ def read_store(source: Source, data_dir: str) -> list[str]:
     return sorted(found)
 
 
+def held_bytes(data_dir: str, cache_dirs: list[str]) -> int:
+    """Return the bytes of the content store and of the weights with a marker, hard links once.
+
+    Caches on network file systems do not count, as they are not this host's alone.
+    """
+    network = network_devices(Source())
+    places = [os.path.join(data_dir, "store", "blobs", "sha256")]
+    incoming = os.path.join(data_dir, "store", "incoming")
+    places += [os.path.join(incoming, name) for name in listing(incoming)]
+    for hub in (os.path.join(cache_dir, "hub") for cache_dir in cache_dirs):
+        repos = (os.path.join(hub, name) for name in listing(hub))
+        places += [
+            os.path.join(repo, "blobs") for repo in repos if listing(os.path.join(repo, ".instinct-fleet"))
+        ]
+    found: dict[tuple[int, int], int] = {}
+    for path in (os.path.join(place, name) for place in places for name in listing(place)):
+        try:
+            stat = os.stat(path)
+        except FileNotFoundError:  # renamed meanwhile
+            continue
+        if f"{os.major(stat.st_dev)}:{os.minor(stat.st_dev)}" not in network:
+            found[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(found.values())
+
+
 def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:
     """Return the space for each path, on the file system of its nearest existing parent."""
     found = []

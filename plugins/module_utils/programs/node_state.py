@@ -208,6 +208,9 @@ node_state:
       type: list
       elements: str
       sample: ["image sha256:8f1c"]
+    held_bytes:
+      description: Bytes of the content store and of weights with a marker, hard links once, on disks of this node.
+      type: int
     libtorrent:
       description: Whether the engine that moves them between nodes is installed.
       type: bool

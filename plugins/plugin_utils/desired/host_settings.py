@@ -41,6 +41,7 @@ VARIABLES = (
     "fetch_window",
     "fetch_now",
     "air_gap",
+    "store_quota",
     *ADDRESS,
 )
 
@@ -67,6 +68,7 @@ class HostSettings:
     auto, peers or origin. distribution_rates: of uplink and interface in Mb/s, of the disk in MB/s, where declared.
     licenses: the accepted ones, by identifier or as repo:NAME. window: when it may fetch; None at any time, as with
     fetch_now. no_proxy: None without a proxy. air_gap: no registry or hub is asked, as content stores have everything.
+    quota: bytes of images, weights and content store; 0 without a limit.
     """
 
     endpoint: str
@@ -90,6 +92,7 @@ class HostSettings:
     fetch_now: bool = False
     no_proxy: str | None = None
     air_gap: bool = False
+    quota: int = 0
 
 
 def parse_settings(
@@ -128,6 +131,7 @@ def parse_settings(
         fetch_now=own.boolean("fetch_now"),
         no_proxy=no_proxy,
         air_gap=air_gap,
+        quota=own.integer("store_quota", 0, 1 << 60),
     )
     return settings, tuple(own.check.problems)
 

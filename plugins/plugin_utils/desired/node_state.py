@@ -241,6 +241,7 @@ class NodeState:
     repositories: tuple[ObservedRepository, ...] = ()
     stored: frozenset[str] = frozenset()  # what the content store has, by the names of transfer_names.py
     libtorrent: bool = False
+    held_bytes: int = 0  # of weights and of the content store; images are extra
     benchmarks: tuple[KeptRuns, ...] = field(default=(), compare=False)
 
     @classmethod
@@ -315,6 +316,7 @@ class NodeState:
             repositories=tuple(map(ObservedRepository.from_json, state.get("repositories") or ())),
             stored=frozenset(map(str, state.get("stored") or ())),
             libtorrent=bool(state.get("libtorrent")),
+            held_bytes=int(state.get("held_bytes") or 0),
             benchmarks=tuple(
                 KeptRuns(str(item["run"]), str(item["target"]), tuple(map(int, item["runs"])))
                 for item in state.get("benchmarks") or ()

@@ -29,7 +29,7 @@ def check_disk(
         if image.bytes is not None:
             needs.append((root, image.bytes * UNPACK_FACTOR, f"image {image.ref}"))
     for model in models:
-        left = 0 if _linked(host, model) else max(0, model.bytes - _partial(host, model))
+        left = 0 if linked(host, model) else max(0, model.bytes - _partial(host, model))
         needs.append((model.cache_dir, left, f"weights of {model.repo}"))
     by_device: dict[int, list[tuple[str, int, str]]] = {}
     disks: dict[int, Disk] = {}
@@ -55,7 +55,7 @@ def check_disk(
     return tuple(problems), tuple(warnings)
 
 
-def _linked(host: Host, model: ModelStep) -> bool:
+def linked(host: Host, model: ModelStep) -> bool:
     """Return whether the content store has the files, and on the cache's file system, where links take no space."""
     state = host.state
     if state is None or not state.stored or not model.files:

@@ -29,6 +29,7 @@ from .downloads import Download
 from .fetch_rules import proxy_warnings
 from .host_plan import HostPlan
 from .pushes import Push
+from .quota import check_quota
 from .transfers import HostTransfer, offer
 
 
@@ -203,9 +204,9 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
     image_of = {item.name: mirrored_image(item, lock, host) or pull_ref(item, lock.image(item.image) if item.image
                 else None) for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
-    obstacles, warnings = check_disk(
-        host, [image for image, _unused in images], (model for model, _unused in models), lock
-    )
+    fetched = [image for image, _unused in images], [model for model, _unused in models]
+    obstacles, warnings = check_disk(host, *fetched, lock)
+    obstacles = (*obstacles, *check_quota(host, *fetched, lock))
     downloads = tuple(steps.downloads(host, lock))
     if unknown:  # the weights come later in the same run, and must have room then
         models = ()

@@ -70,7 +70,7 @@ class DeploymentSummary:
 class FleetStatus:
     """The fleet: rows with trouble first, unreached hosts with the reason, and faults of load balancers themselves.
 
-    disks: sentences about full ones, by host; they stop nothing yet, so the verdict leaves them out.
+    disks: sentences about full ones and full quotas, by host; they stop nothing yet, so the verdict leaves them out.
     """
 
     rows: tuple[StatusRow, ...]
@@ -132,8 +132,15 @@ def servers_by_instance(seen: Mapping[str, Mapping[str, Any]]) -> Servers:
 # ---- the fleet ---------------------------------------------------------------------------------------
 
 
-def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) -> FleetStatus:
-    """Return the status from what instance_status found on each host, and why hosts were not reached."""
+def status(
+    seen: Mapping[str, Mapping[str, Any]],
+    unreached: Mapping[str, str],
+    quotas: Mapping[str, int] | None = None,
+) -> FleetStatus:
+    """Return the status from what instance_status found on each host, and why hosts were not reached.
+
+    quotas: the store_quota of hosts that have one, in bytes.
+    """
     servers = servers_by_instance(seen)
     rows = [row for host, state in seen.items() for row in host_rows(host, state, servers)]
     places: dict[str, set[str]] = {}
@@ -176,7 +183,11 @@ def status(seen: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, str]) 
         unreached={host: unreached[host] for host in sorted(unreached, key=natural)},
         balancers={host: state["balancer"]["error"] for host, state in seen.items() if state["balancer"]},
         problems={host: texts for host, texts in listed.items() if texts},
-        disks={host: texts for host, state in seen.items() if (texts := full_disks(host, state))},
+        disks={
+            host: texts
+            for host, state in seen.items()
+            if (texts := (*full_disks(host, state), *full_quota(host, state, (quotas or {}).get(host, 0))))
+        },
     )
 
 
@@ -187,6 +198,17 @@ def full_disks(host: str, state: Mapping[str, Any]) -> tuple[str, ...]:
         f"--limit {host} shows what nothing needs any more"
         for item in state.get("disks") or ()
         if item["percent"] >= FULL_PERCENT
+    )
+
+
+def full_quota(host: str, state: Mapping[str, Any], quota: int) -> tuple[str, ...]:
+    """Return that the toolkit takes nearly all that it may on a host, with the next step."""
+    held = state.get("held_bytes")
+    if not quota or held is None or 100 * held < FULL_PERCENT * quota:
+        return ()
+    return (
+        f"images, weights and the content store take {size(held)}, {100 * held // quota} % of store_quota "
+        f"({size(quota)}). Next: prune.yml --limit {host} shows what nothing needs any more",
     )
 
 

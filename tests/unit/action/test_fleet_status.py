@@ -17,9 +17,10 @@ PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
 
 
 def test_a_table_and_a_file_whatever_hosts_returned(tmp_path: Path) -> None:
-    seen = host(instance(), servers=[server("n1"), server("n2", up=False)])
+    seen = host(instance(), servers=[server("n1"), server("n2", up=False)], held_bytes=95 << 30)
     inventory = {"instinct": {"hosts": {
-        "n1": {"instance_status_result": {"changed": False, "instance_status": seen}},
+        "n1": {"store_quota": "{{ 100 * 2**30 }}",
+               "instance_status_result": {"changed": False, "instance_status": seen}},
         "n2": {"instance_status_result": {"unreachable": True, "msg": "Connection refused\nmore"}},
         "n3": {"instance_status_result": {"msg": "Internal error, please report it", "failed": False}},
         "n4": {},
@@ -42,6 +43,9 @@ def test_a_table_and_a_file_whatever_hosts_returned(tmp_path: Path) -> None:
     assert "n2: not reached: Connection refused\n" in done.stdout
     assert "llama: 1 of 2 serve, 1 of 2 in the balancer" in done.stdout
     data = json.loads((tmp_path / "status.json").read_text())
+    assert [text.partition(" (")[0] for text in data["disks"]["n1"]] == [
+        "images, weights and the content store take 95.0 GiB, 95 % of store_quota"
+    ]
     assert data["not_reached"] == {
         "n2": "Connection refused",
         "n3": "Internal error, please report it",

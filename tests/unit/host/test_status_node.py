@@ -18,9 +18,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host.status import 
     read_node,
     speed,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.storage import held_bytes
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import Proof
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.quota import image_bytes
 
 from tests.helpers.eventually import GENEROUS
+from tests.worlds.plan_world import SOFTWARE
+from tests.worlds.pruned_node import PrunedNode
 from tests.worlds.status_host import BOTH, KEY, V0, Host, host
 
 __all__ = ["host"]  # a fixture
@@ -192,3 +197,18 @@ def test_disks_are_as_full_as_df_has_it(host: Host, monkeypatch: pytest.MonkeyPa
     assert {item["free_bytes"] for item in found} == {100 * 4096}
     devices = [os.stat(item["path"]).st_dev for item in found]
     assert len(devices) == len(set(devices)) > 0
+
+
+def test_the_status_and_the_plan_count_the_same_against_a_quota(host: Host) -> None:
+    node = PrunedNode(host.tmp / "node", host.docker)
+    paths = node.node
+    for probe in (node.top / "var/images").iterdir():
+        probe.write_text(json.dumps(SOFTWARE.to_json()))
+    read = StatusPaths(paths.state_dir, paths.data_dir, host.docker.path, 0, cache_dirs=paths.caches)
+    planned = (
+        image_bytes(NodeState.from_json(node.observed())),
+        held_bytes(paths.data_dir, list(paths.caches)),
+    )
+    assert min(planned) > 0
+    assert read_node(read)["held_bytes"] == sum(planned)
+    assert read_node(StatusPaths(paths.state_dir, paths.data_dir, "/none", 0))["held_bytes"] is None

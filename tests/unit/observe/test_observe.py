@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import storage
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.gpus import gfx_name, read_gpus
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.network import (
     MAPPED,
@@ -673,3 +674,23 @@ def test_what_the_content_store_has(tmp_path: Path) -> None:
         str(data / "store/manifests/4.json")
     ]
     assert state["libtorrent"]
+
+
+def test_bytes_that_are_held_count_once_and_on_own_disks_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, hub = tmp_path / "data", tmp_path / "data/hf/hub"
+    put(hub, "models--a--b/.instinct-fleet/1.json", "{}")
+    put(hub, "models--a--b/blobs/x", "x" * 100)
+    put(hub, "models--a--b/blobs/y", "y" * 20)
+    put(hub, "models--others--m/blobs/z", "z" * 3000)  # without a marker: another tool's
+    put(data, "store/blobs/sha256/layer", "l" * 7)
+    os.link(hub / "models--a--b/blobs/x", data / "store/blobs/sha256/x")
+    put(data, "store/incoming/id/part", "p" * 5000)
+    put(data, "store/manifests/1.json", "{}")
+    assert storage.held_bytes(str(data), [f"{data}/hf", f"{tmp_path}/none"]) == 5127
+    assert storage.held_bytes(str(data), []) == 5107
+    device = (hub / "models--a--b/blobs/x").stat().st_dev
+    shared = {f"{os.major(device)}:{os.minor(device)}": "nfs4"}
+    monkeypatch.setattr(storage, "network_devices", lambda _source: shared)
+    assert storage.held_bytes(str(data), [f"{data}/hf"]) == 0

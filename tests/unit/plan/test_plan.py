@@ -505,6 +505,52 @@ def test_disk(changes: dict[str, Any], keys: dict[str, Any], expected: list[str]
     assert found == ([f"host n1: {' '.join(expected)}"] if expected else [])
 
 
+USED = {"id": "i", "tags": ["old/vllm:1"], "digests": [], "bytes": 3 * GIB, "software": SOFTWARE.to_json()}
+OTHERS = {**USED, "software": None}
+NEED = (
+    "24.0 GiB are needed (image registry.lab:5000/lab/vllm:1 12.0 GiB, weights of lab/tiny-llama 12.0 GiB), the "
+    "toolkit has"
+)
+HAVE = "5.0 GiB (images 3.0 GiB, weights and content store 2.0 GiB), prune.yml would free 3.0 GiB at most."
+PRUNE = "Make room: run prune.yml --limit n1 -e apply=true (without apply it only shows what goes); or"
+RAISE = "aise store_quota, or give this host fewer deployments."
+
+
+@pytest.mark.parametrize(
+    ("quota", "changes", "expected"),
+    [
+        (0, {"images": [USED], "held_bytes": 900 * GIB}, ""),  # no limit
+        (25, {}, ""),
+        (25, {"images": [OTHERS]}, ""),
+        (30, {"images": [USED], "held_bytes": 2 * GIB}, ""),
+        (
+            29,
+            {"images": [USED], "held_bytes": 2 * GIB},
+            f"store_quota allows 29.0 GiB: {NEED} {HAVE} {PRUNE} r{RAISE}",
+        ),
+        (
+            26,
+            {"images": [USED], "held_bytes": 2 * GIB},
+            f"store_quota allows 26.0 GiB: {NEED} {HAVE} R{RAISE}",
+        ),
+        (
+            24,
+            {},
+            f"store_quota allows 24.0 GiB: {NEED} 0 B (images 0 B, weights and content store 0 B), "
+            f"prune.yml would free 0 B at most. R{RAISE}",
+        ),
+    ],
+)
+def test_quota(quota: int, changes: dict[str, Any], expected: str) -> None:
+    found = problems({"n1": state(**changes)}, [deployment()], store_quota=quota * GIB)
+    assert found == ([f"host n1: {expected}"] if expected else [])
+
+
+def test_a_quota_stops_only_what_is_fetched() -> None:
+    there = apply_to_state(state(), planned(state(), [deployment()]))
+    assert problems({"n1": {**there, "held_bytes": 9 * GIB}}, [deployment()], store_quota=GIB) == []
+
+
 def test_disk_of_a_directory_above_and_of_none() -> None:
     root = [{"path": "/", "free_bytes": GIB, "total_bytes": GIB, "device": 7}]
     assert len(problems({"n1": state(disk=root)}, [deployment()])) == 1

@@ -12,6 +12,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     Generation,
     GenerationMember,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import size
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status import rows as s
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import order, status
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.rows import (
@@ -448,4 +449,30 @@ def test_a_disk_that_fills_up_is_named_with_the_next_step(percent: int, named: b
     what = f"n1: the disk of /var/lib/docker is {percent} % full (3.0 GiB free). Next: prune.yml --limit n1 shows"
     assert (what in " ".join(text(found).split())) is named
     assert bool(found.to_json()["disks"]) is named
+    assert found.verdict() == ""  # everything serves
+
+
+@pytest.mark.parametrize(
+    ("held", "quota", "percent"),
+    [
+        (89 << 30, 100 << 30, None),
+        (90 << 30, 100 << 30, 90),
+        (250 << 30, 100 << 30, 250),
+        (250 << 30, 0, None),  # no limit
+        (None, 100 << 30, None),  # no Docker answers
+    ],
+)
+def test_a_quota_that_fills_up_is_named_with_the_next_step(
+    held: int | None, quota: int, percent: int | None
+) -> None:
+    found = status({"n1": host(instance(), held_bytes=held), "n2": host(instance())}, {}, {"n1": quota})
+    said = " ".join(text(found).split())
+    if percent is None:
+        assert "store_quota" not in said
+        assert found.to_json()["disks"] == {}
+    else:
+        assert (
+            f"n1: images, weights and the content store take {size(held)}, {percent} % of store_quota (100.0 GiB). "
+            "Next: prune.yml --limit n1 shows what nothing needs any more" in said
+        )
     assert found.verdict() == ""  # everything serves
