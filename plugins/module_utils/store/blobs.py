@@ -138,7 +138,7 @@ class Store:
     def put(self, content: bytes, sha256: str) -> None:
         """Take content that is in memory. Raise WrongContent if it is not what its hash says."""
         self._prepare()
-        descriptor, temporary = tempfile.mkstemp(prefix=f"{sha256}.", dir=os.path.join(self.root, "incoming"))
+        descriptor, temporary = tempfile.mkstemp(dir=os.path.join(self.root, "incoming"))
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(content)

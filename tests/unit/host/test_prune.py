@@ -93,6 +93,11 @@ def test_what_stays(roots: Roots, kept: list[str]) -> None:
         (replace(IMAGE, names=(TAG, "r.example/vllm:2")), True),
         (replace(IMAGE, names=(TAG, "mine:1")), False),  # somebody gave it a name of their own
         (replace(IMAGE, names=("r.example:5000/vllm", "r.example:5000/vllm:1")), True),
+        (replace(IMAGE, names=("r.example:5000/vllm:1", "r.example:5000/vllm@sha256:1")), True),
+        (replace(IMAGE, names=("vllm", "vllm:1")), True),
+        (replace(IMAGE, names=("r.example:5000/vllm", "r.example:6000/vllm")), False),
+        (replace(IMAGE, names=("r.example:5000/vllm", "r.example:5000/mine")), False),
+        (replace(IMAGE, names=("r.example/a/vllm:1", "r.example/b/vllm:1")), False),
     ],
 )
 def test_images_of_the_toolkit(image: FoundImage, goes: bool) -> None:
@@ -118,6 +123,19 @@ def test_images_of_the_toolkit(image: FoundImage, goes: bool) -> None:
 def test_what_the_content_store_keeps_for_other_nodes(name: str, roots: Roots, kept: bool) -> None:
     found = removals(FoundThings(stored=(FoundBlobs("1", name, 5),)), roots)
     assert not found if kept else [item.bytes for item in found] == [5]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (f"model a/b@{OLD} 12ab", f"model a/b@{OLD}"),  # without the hash of its files
+        ("build own/vllm:1-ab", "build own/vllm:1-ab"),
+        ("blobs-of-no-manifest", "blobs-of-no-manifest"),
+    ],
+)
+def test_how_what_the_content_store_keeps_is_shown(name: str, shown: str) -> None:
+    (item,) = removals(FoundThings(stored=(FoundBlobs("1", name, 5),)), Roots())
+    assert (item.name, item.target, item.bytes) == ("1", shown, 5)
 
 
 def test_the_largest_come_first() -> None:
