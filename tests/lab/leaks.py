@@ -6,37 +6,38 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import re
 import secrets
 import shlex
+import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from .conftest import Lab, container
 from .helpers import STANDIN, wait_for
-
-if TYPE_CHECKING:
-    from .conftest import Lab
 
 PATTERNS = "/dev/shm/instinct-patterns"  # so that no command line has them
 PLACES = ("/etc", "/var", "/run", "/tmp", "/opt", "/srv", "/home", "/root", "/dev/shm")
 # Files; what processes were started with; what Docker keeps, what containers said and what was written inside them. Not
-# the layers of images, which are far larger; of an engine that does not tell where a container's own layer is, all.
+# the layers of images, which are far larger; of an engine that does not tell where a container's own layer is, all. In
+# capitals and small letters, as a key of hex digits is written in both.
 SEARCH = f"""
+export LC_ALL=C
 cd / && docker ps > /dev/null || exit 1
-grep -rlsF -f {PATTERNS} {" ".join(PLACES)} --exclude-dir=overlay2 --exclude={Path(PATTERNS).name} | sed 's/^/file /'
+grep -rlsiF -f {PATTERNS} {" ".join(PLACES)} --exclude-dir=overlay2 --exclude={Path(PATTERNS).name} | sed 's/^/file /'
 for process in /proc/[0-9]*; do
     for what in cmdline environ; do
-        grep -qsaF -f {PATTERNS} $process/$what && echo "$what $(cat $process/comm)"
+        grep -qsaiF -f {PATTERNS} $process/$what && echo "$what $(cat $process/comm)"
     done
 done
 for id in $(docker ps -aq); do
     name=$(docker inspect -f '{{{{.Name}}}}' $id)
-    docker inspect $id | grep -qF -f {PATTERNS} && echo "inspect $name"
-    docker logs $id 2>&1 | grep -qF -f {PATTERNS} && echo "log $name"
+    docker inspect $id | grep -qiF -f {PATTERNS} && echo "inspect $name"
+    docker logs $id 2>&1 | grep -qiF -f {PATTERNS} && echo "log $name"
     layer=$(docker inspect -f '{{{{.GraphDriver.Data.UpperDir}}}}' $id)
-    if [ -d "$layer" ]; then grep -rqsF -f {PATTERNS} "$layer"; else docker export $id | grep -qaF -f {PATTERNS}; fi \
+    if [ -d "$layer" ]; then grep -rqsiF -f {PATTERNS} "$layer"; else docker export $id | grep -qaiF -f {PATTERNS}; fi \
         && echo "layer $name"
 done
 true
@@ -104,7 +105,8 @@ def search_works(lab: Lab, host: str) -> None:
 
 # The same for somebody without rights, who gets the patterns as standard input.
 AS_NOBODY = f"""
-grep -rlsaF -f - {" ".join(PLACES)} /proc/[0-9]*/cmdline /proc/[0-9]*/environ | sed -E 's|^/proc/[0-9]+/|process |'
+export LC_ALL=C
+grep -rlsaiF -f - {" ".join(PLACES)} /proc/[0-9]*/cmdline /proc/[0-9]*/environ | sed -E 's|^/proc/[0-9]+/|process |'
 """
 PLANT_READABLE = """
 install -m 644 <(echo "$canary") /tmp/canary
@@ -146,10 +148,12 @@ def readable_by_nobody(lab: Lab, host: str) -> set[str]:
 class Sampler(threading.Thread):
     """Looks again and again at what every process was started with: the lab's nodes are processes of this machine."""
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, *wanted: str) -> None:
         super().__init__(daemon=True)
-        self.patterns = [secret]
-        self.found: dict[str, set[str]] = {secret: set()}
+        self.wanted = wanted
+        self.patterns = list(wanted)
+        self.found: dict[str, set[str]] = {secret: set() for secret in wanted}
+        self.seen: set[tuple[str, bytes]] = set()
         self.looks: Counter[str] = Counter()
         self.processes: set[str] = set()
         self.done = threading.Event()
@@ -164,6 +168,7 @@ class Sampler(threading.Thread):
     def look(self, what: str, content: bytes) -> None:
         self.looks[what] += 1
         self.processes.add(content[:80].decode(errors="replace"))
+        self.seen.add((what, content))
         for pattern in self.patterns:
             if pattern.encode() in content:
                 self.found[pattern].add(what)
@@ -178,19 +183,86 @@ class Sampler(threading.Thread):
                 self.patterns.remove(canary)
 
     def end(self) -> set[str]:
-        """End it; where it found the secret."""
+        """End it; where it found one of the secrets."""
         assert self.is_alive(), "it ended before"
         self.done.set()
         self.join()
-        return self.found[self.patterns[0]]
+        return set().union(*(self.found[secret] for secret in self.wanted))
+
+    def had(self, secret: str) -> set[str]:
+        """Where a secret was that is known only now, in capitals or small letters."""
+        return {what for what, content in self.seen if secret.lower().encode() in content.lower()}
+
+
+STOP = "/dev/shm/instinct-stop"
+WATCH = f"""
+until [ -e {STOP} ]; do cat /run/instinct-fleet/swarm/*/job.json 2> /dev/null && echo; sleep 0.01; done
+rm -f {STOP}
+"""
+
+
+class RunKeys(threading.Thread):
+    """The keys of transfers between hosts, from the files that a node's root has for a moment; each is passed on."""
+
+    def __init__(self, lab: Lab, host: str, learned: Callable[[str], None]) -> None:
+        super().__init__(daemon=True)
+        self.lab, self.host, self.learned = lab, host, learned
+        self.keys: set[str] = set()
+        command = ["docker", "exec", container(host), "bash", "-c", WATCH]
+        self.watch = subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+
+    def run(self) -> None:
+        for line in self.watch.stdout or ():
+            for key in re.findall(r'"key": *"([0-9a-f]{64})"', line):
+                if key not in self.keys:
+                    self.keys.add(key)
+                    self.learned(key)
+
+    def end(self) -> set[str]:
+        """End it; the keys."""
+        self.lab.on(self.host, f"touch {STOP}")
+        self.watch.wait()
+        self.join()
+        return self.keys
+
+
+class NobodysSearch(threading.Thread):
+    """Looks again and again, on all nodes, for what somebody without rights can read while something runs."""
+
+    def __init__(self, lab: Lab, *wanted: str) -> None:
+        super().__init__(daemon=True)
+        self.lab, self.wanted = lab, list(wanted)
+        self.found: set[str] = set()
+        self.looks = 0
+        self.failed: BaseException | None = None
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self.done.wait(0.2):
+                for host in self.lab.hosts:
+                    self.found |= {
+                        f"{host} {place}" for place in found_by_nobody(self.lab, host, self.wanted)
+                    }
+                self.looks += 1
+        except BaseException as error:  # it would be lost with the thread
+            self.failed = error
+
+    def end(self) -> set[str]:
+        """End it; where it found one of the secrets."""
+        self.done.set()
+        self.join()
+        assert self.failed is None, self.failed
+        assert self.looks > 1
+        return self.found
 
 
 def files_with(secret: str, *places: Path) -> list[str]:
     """Files of this machine below these places that have a secret; it finds a canary in each of them."""
-    canary = f"canary-{secrets.token_hex(16)}"
+    canary = f"Canary-{secrets.token_hex(16)}"
     planted_here = [place / "canary" for place in places]
     for path in planted_here:
-        path.write_text(canary)
+        path.write_text(canary.upper())
     try:
         assert sorted(_files_with(canary, *places)) == sorted(map(str, planted_here))
     finally:
@@ -206,6 +278,10 @@ def _files_with(secret: str, *places: Path) -> list[str]:
         for directory, _, names in os.walk(place):
             for path in (Path(directory, name) for name in names):
                 with contextlib.suppress(FileNotFoundError):
-                    if path.is_file() and not path.is_symlink() and secret.encode() in path.read_bytes():
+                    if (
+                        path.is_file()
+                        and not path.is_symlink()
+                        and secret.lower().encode() in path.read_bytes().lower()
+                    ):
                         found.append(str(path))
     return found

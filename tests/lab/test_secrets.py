@@ -11,7 +11,16 @@ import pytest
 from .conftest import Lab
 from .endpoint import HOST
 from .helpers import GATED, TOKEN, deployment
-from .leaks import Sampler, files_with, found_on, search_works
+from .leaks import (
+    NobodysSearch,
+    RunKeys,
+    Sampler,
+    files_with,
+    found_on,
+    search_by_nobody_works,
+    search_works,
+)
+from .test_distribution import ENGINE
 
 NIGHTLY = ("engine fails", "gated model refused")
 CASES = ("right token", *(pytest.param(case, marks=pytest.mark.deep) for case in NIGHTLY))
@@ -55,6 +64,51 @@ def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
         search_works(fresh_lab, host)
     places = [path for path in (tmp_path, Path.home() / ".ansible") if path.exists()]
     assert files_with(TOKEN, *places) == [str(token_file)]
+
+
+@pytest.mark.deep
+def test_neither_token_nor_run_key_of_a_transfer_anywhere(fresh_lab: Lab, tmp_path: Path) -> None:
+    """While hosts pass a gated model and the image on, deploy and measure, and afterwards."""
+    lab, vault = fresh_lab, tmp_path / "secret"
+    vault.mkdir(mode=0o700)
+    token_file = vault / "hf_token"
+    token_file.write_text(TOKEN + "\n")
+    token_file.chmod(0o600)
+    for host in lab.hosts:
+        lab.on(host, ENGINE)
+        search_by_nobody_works(lab, host)
+    lab.write_vars(
+        vllm_deployments=[deployment(model=GATED)],
+        hf_model_token_file=str(token_file),
+        hf_model_insecure=True,
+        fetch_from="peers",
+    )
+    sampler, nobody = Sampler(TOKEN), NobodysSearch(lab, TOKEN)
+    sampler.start()
+    sampler.works(lab)
+    nobody.start()
+    run_keys = RunKeys(lab, lab.hosts[1], nobody.wanted.append)
+    run_keys.start()
+    run = lab.play("site", "-vvv", "--diff", "-e", f"plan_file={tmp_path}/plan.json")
+    assert run.rc == 0, run.out[-4000:]
+    assert "ignoring" not in run.out
+    keys, seen, read = run_keys.end(), sampler.end(), nobody.end()
+
+    plans = [record["result"]["plan"] for record in run.records if record["module"] == "fleet_plan"]
+    assert {item["kind"] for plan in plans for item in plan["transfers"]} == {"image", "model"}
+    assert len(keys) == 2
+    assert "vllm_bench" in run.modules()
+    assert any("swarm" in process for process in sampler.processes)  # it looked while there was a transfer
+    assert (seen | {what for key in keys for what in sampler.had(key)}, read) == (set(), set())
+    for secret in (TOKEN, *keys):
+        assert secret.lower() not in run.out.lower()
+    for host in lab.hosts:
+        assert found_on(lab, host, [TOKEN, *keys]) == set(), host
+        search_works(lab, host)
+    places = [path for path in (tmp_path, Path.home() / ".ansible") if path.exists()]
+    assert files_with(TOKEN, *places) == [str(token_file)]
+    for key in keys:
+        assert files_with(key, *places) == []
 
 
 RUNNING = "docker ps -q --no-trunc --filter label=instinct-fleet.instance | sort"

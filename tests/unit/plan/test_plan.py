@@ -522,6 +522,11 @@ RAISE = "aise store_quota, or give this host fewer deployments."
         (0, {"images": [USED], "held_bytes": 900 * GIB}, ""),  # no limit
         (25, {}, ""),
         (25, {"images": [OTHERS]}, ""),
+        (
+            12,
+            {"disk": [{**item, "free_bytes": 90 * GIB, "network": "nfs4"} for item in DISK]},
+            "",
+        ),  # others' too
         (30, {"images": [USED], "held_bytes": 2 * GIB}, ""),
         (
             29,
