@@ -17,6 +17,8 @@ from .leaks import (
     Sampler,
     files_with,
     found_on,
+    kept_results,
+    runs_kept,
     search_by_nobody_works,
     search_works,
 )
@@ -62,6 +64,7 @@ def test_no_secret_anywhere(fresh_lab: Lab, tmp_path: Path, case: str) -> None:
     for host in fresh_lab.hosts:
         assert found_on(fresh_lab, host, [TOKEN]) == set(), host
         search_works(fresh_lab, host)
+    assert (results / "latest/summary.json").exists() is (case == "right token")
     places = [path for path in (tmp_path, Path.home() / ".ansible") if path.exists()]
     assert files_with(TOKEN, *places) == [str(token_file)]
 
@@ -89,7 +92,8 @@ def test_neither_token_nor_run_key_of_a_transfer_anywhere(fresh_lab: Lab, tmp_pa
     nobody.start()
     run_keys = RunKeys(lab, lab.hosts[1], nobody.wanted.append)
     run_keys.start()
-    run = lab.play("site", "-vvv", "--diff", "-e", f"plan_file={tmp_path}/plan.json")
+    with kept_results(lab):
+        run = lab.play("site", "-vvv", "--diff", "-e", f"plan_file={tmp_path}/plan.json")
     assert run.rc == 0, run.out[-4000:]
     assert "ignoring" not in run.out
     keys, seen, read = run_keys.end(), sampler.end(), nobody.end()
@@ -103,8 +107,10 @@ def test_neither_token_nor_run_key_of_a_transfer_anywhere(fresh_lab: Lab, tmp_pa
     for secret in (TOKEN, *keys):
         assert secret.lower() not in run.out.lower()
     for host in lab.hosts:
+        assert runs_kept(lab, host), host
         assert found_on(lab, host, [TOKEN, *keys]) == set(), host
         search_works(lab, host)
+    assert (tmp_path / "results/latest/summary.json").exists()
     places = [path for path in (tmp_path, Path.home() / ".ansible") if path.exists()]
     assert files_with(TOKEN, *places) == [str(token_file)]
     for key in keys:
