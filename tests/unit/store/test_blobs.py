@@ -271,6 +271,27 @@ def test_names_are_on_disk_when_it_returns(store: Store, monkeypatch: pytest.Mon
     assert synced == ["blobs/sha256", "manifests", "manifests"]
 
 
+def test_what_is_there_already_is_left_as_it_is(store: Store, tmp_path: Path) -> None:
+    store.put(GOOD, _hex(GOOD))
+    before = os.stat(store.path(_hex(GOOD)))
+    store.add(_source(tmp_path, GOOD), _hex(GOOD), len(GOOD))
+    assert os.path.samestat(before, os.stat(store.path(_hex(GOOD))))
+
+
+def test_what_others_put_among_the_blobs_is_none(store: Store) -> None:
+    store.put(GOOD, _hex(GOOD))
+    Path(store.path("notes.txt")).write_text("x")
+    assert store.blobs() == [_hex(GOOD)]
+
+
+def test_a_manifest_is_recorded_where_all_were_deleted(store: Store) -> None:
+    manifest = _manifest(weights=GOOD)
+    store.put(GOOD, _hex(GOOD))
+    os.rmdir(os.path.join(store.root, "manifests"))
+    store.record(manifest)
+    assert store.manifests() == [manifest]
+
+
 def test_a_damaged_manifest_or_one_of_another_name_is_none(store: Store) -> None:
     manifest = _manifest(weights=GOOD)
     store.put(GOOD, _hex(GOOD))
