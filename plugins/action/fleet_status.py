@@ -23,7 +23,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.status.text import 
 def _quota(reader: InventoryReader, host: str) -> int:
     """Return a host's store_quota in bytes; 0 for none, and for one that a plan refuses."""
     found = reader.values(host, ("store_quota",), lenient=True).get("store_quota")
-    return found if isinstance(found, int) else 0
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
 
 
 class ActionModule(ControllerAction):

@@ -70,7 +70,9 @@ instance_status:
       elements: dict
       sample: [{path: /var/lib/docker, percent: 71, free_bytes: 251000000000}]
     held_bytes:
-      description: Bytes of images, weights and content store, which C(store_quota) limits; null without Docker.
+      description: >-
+        Bytes of images, weights, models that were made on the fleet, and the content store, which C(store_quota)
+        limits; null without Docker.
       type: int
       sample: 213000000000
 lease:

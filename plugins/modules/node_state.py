@@ -211,7 +211,9 @@ node_state:
       elements: str
       sample: ["image sha256:8f1c"]
     held_bytes:
-      description: Bytes of the content store and of weights with a marker, hard links once, on disks of this node.
+      description: >-
+        Bytes of the content store, of weights with a marker and of models that were made on the fleet; hard links once,
+        and on disks of this node only.
       type: int
     libtorrent:
       description: Whether the engine that moves them between nodes is installed.
@@ -1396,21 +1398,23 @@ def read_store(source: Source, data_dir: str) -> list[str]:
 
 
 def held_bytes(data_dir: str, cache_dirs: list[str]) -> int:
-    """Return the bytes of the content store and of the weights with a marker, hard links once.
+    """Return the bytes of the content store, of weights with a marker and of models made on the fleet.
 
-    Caches on network file systems do not count, as they are not this host's alone.
+    Hard links count once. Files on network file systems do not count, as they are not this host's alone, nor does what
+    came in part, which a plan counts whole.
     """
     network = network_devices(Source())
-    places = [os.path.join(data_dir, "store", "blobs", "sha256")]
-    incoming = os.path.join(data_dir, "store", "incoming")
-    places += [os.path.join(incoming, name) for name in listing(incoming)]
+    places = [os.path.join(data_dir, name) for name in ("store/blobs", "models")]
     for hub in (os.path.join(cache_dir, "hub") for cache_dir in cache_dirs):
         repos = (os.path.join(hub, name) for name in listing(hub))
         places += [
             os.path.join(repo, "blobs") for repo in repos if listing(os.path.join(repo, ".instinct-fleet"))
         ]
     found: dict[tuple[int, int], int] = {}
-    for path in (os.path.join(place, name) for place in places for name in listing(place)):
+    walks = (walked for place in places for walked in os.walk(place))
+    for path in (os.path.join(top, name) for top, _unused, names in walks for name in names):
+        if path.endswith(".incomplete"):  # a download's
+            continue
         try:
             stat = os.stat(path)
         except FileNotFoundError:  # renamed meanwhile

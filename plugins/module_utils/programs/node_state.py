@@ -209,7 +209,9 @@ node_state:
       elements: str
       sample: ["image sha256:8f1c"]
     held_bytes:
-      description: Bytes of the content store and of weights with a marker, hard links once, on disks of this node.
+      description: >-
+        Bytes of the content store, of weights with a marker and of models that were made on the fleet; hard links once,
+        and on disks of this node only.
       type: int
     libtorrent:
       description: Whether the engine that moves them between nodes is installed.

@@ -241,7 +241,7 @@ class NodeState:
     repositories: tuple[ObservedRepository, ...] = ()
     stored: frozenset[str] = frozenset()  # what the content store has, by the names of transfer_names.py
     libtorrent: bool = False
-    held_bytes: int = 0  # of weights and of the content store; images are extra
+    held_bytes: int = 0  # of weights, models made here and the content store; images are extra
     benchmarks: tuple[KeptRuns, ...] = field(default=(), compare=False)
 
     @classmethod

@@ -72,6 +72,17 @@ def repository_transfers(hosts: Sequence[Host]) -> tuple[Transfer, ...]:
     return tuple(found)
 
 
+def arriving_repositories(hosts: Sequence[Host]) -> dict[str, list[tuple[str, int]]]:
+    """Return what comes to hosts that do not have it: names and bytes, by host; less what may be there unverified."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for item in repository_transfers(hosts):
+        for host in (member.host for member in item.receivers):
+            copy = _copy(host, item.offer["repository"]["path"])
+            if not (copy and copy.usable):
+                found.setdefault(host.name, []).append((f"model {item.what}", item.bytes))
+    return found
+
+
 def repository_obstacles(hosts: Sequence[Host]) -> dict[str, tuple[Problem, ...]]:
     """Return what keeps hosts from having the models that were made on the fleet, by host."""
     found: dict[str, list[Problem]] = {}

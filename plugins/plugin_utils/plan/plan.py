@@ -23,7 +23,7 @@ from .air_gap import nowhere_stored
 from .builds import build_obstacles, build_transfers
 from .host_plan import FleetPlan, HostPlan
 from .hub_limits import hub_load
-from .local_repositories import repository_obstacles, repository_transfers
+from .local_repositories import arriving_repositories, repository_obstacles, repository_transfers
 from .model_terms import judge_downloads
 from .multi_host import engine_mismatches, peer_starts
 from .pushes import plan_pushes
@@ -147,8 +147,11 @@ def plan_fleet(
     request, selection = checked.request, checked.selection
     fleet = selection.fleet
     problems: list[Problem] = [*selection.problems, *checked.problems]
+    arriving = arriving_repositories(fleet.hosts)
     planned = [
-        plan_stages(host, checked.layouts[host.name], fleet.catalog, factory, selection)
+        plan_stages(
+            host, checked.layouts[host.name], fleet.catalog, factory, selection, arriving.get(host.name, ())
+        )
         for host in fleet.hosts
     ]
     found = [problem for stages in planned for problem in stages.problems]

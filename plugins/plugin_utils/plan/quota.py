@@ -22,14 +22,22 @@ def image_bytes(state: NodeState) -> int:
 
 
 def check_quota(
-    host: Host, images: Iterable[ImageStep], models: Iterable[ModelStep], lock: Lock
+    host: Host,
+    images: Iterable[ImageStep],
+    models: Iterable[ModelStep],
+    arriving: Iterable[tuple[str, int]],
+    lock: Lock,
 ) -> tuple[Problem, ...]:
-    """Return a problem if images and weights that the host lacks would exceed its quota."""
+    """Return a problem if images and weights that the host lacks would exceed its quota.
+
+    arriving: names and bytes of models that come from other hosts of the fleet.
+    """
     state, quota = host.state, host.settings.quota
     if state is None or not quota:
         return ()
     needs = [(f"image {item.ref}", item.bytes * UNPACK_FACTOR) for item in images if item.bytes]
     needs += [(f"weights of {item.repo}", item.bytes) for item in models if _own(host, state, item)]
+    needs += arriving
     need, own = sum(amount for _what, amount in needs), image_bytes(state)
     have = own + state.held_bytes
     if not need or have + need <= quota:

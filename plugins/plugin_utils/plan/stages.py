@@ -159,13 +159,21 @@ class HostStages:
 
 
 def plan_stages(
-    host: Host, layout: Layout, catalog: GpuCatalog, factory: InstanceFactory, selection: SourceSelection
+    host: Host,
+    layout: Layout,
+    catalog: GpuCatalog,
+    factory: InstanceFactory,
+    selection: SourceSelection,
+    arriving: Sequence[tuple[str, int]] = (),
 ) -> HostStages:
-    """Plan what one host fetches and serves. What it serves waits for images whose software has to be read."""
+    """Plan what one host fetches and serves. What it serves waits for images whose software has to be read.
+
+    arriving: names and bytes of models that come from other hosts of the fleet.
+    """
     stored = selection.hosts.get(host.name, NOTHING)
     untouched = (*layout.unplaced, *stored.untouched)
     unknown = factory.unknown_images(host)
-    fetch = _fetch(host, factory.lock, unknown)
+    fetch = _fetch(host, factory.lock, unknown, arriving)
     serve = ServeStage() if unknown else _serve(host, layout, catalog, factory, selection, untouched)
     return HostStages(
         host=host,
@@ -196,7 +204,9 @@ def record_stage(
     )
 
 
-def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
+def _fetch(
+    host: Host, lock: Lock, unknown: Collection[str], arriving: Sequence[tuple[str, int]]
+) -> FetchStage:
     images = steps.images(host, lock, unknown)
     engine = steps.docker_engine(host)
     tools, packages = steps.build_tools(host, (image for image, _unused in images)) or (None, ())
@@ -206,7 +216,7 @@ def _fetch(host: Host, lock: Lock, unknown: Collection[str]) -> FetchStage:
     models = steps.models(host, lock, image_of)
     fetched = [image for image, _unused in images], [model for model, _unused in models]
     obstacles, warnings = check_disk(host, *fetched, lock)
-    obstacles = (*obstacles, *check_quota(host, *fetched, lock))
+    obstacles = (*obstacles, *check_quota(host, *fetched, arriving, lock))
     downloads = tuple(steps.downloads(host, lock))
     if unknown:  # the weights come later in the same run, and must have room then
         models = ()

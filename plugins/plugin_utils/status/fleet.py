@@ -204,7 +204,7 @@ def full_disks(host: str, state: Mapping[str, Any]) -> tuple[str, ...]:
 def full_quota(host: str, state: Mapping[str, Any], quota: int) -> tuple[str, ...]:
     """Return that the toolkit takes nearly all that it may on a host, with the next step."""
     held = state.get("held_bytes")
-    if not quota or held is None or 100 * held < FULL_PERCENT * quota:
+    if quota <= 0 or held is None or 100 * held < FULL_PERCENT * quota:
         return ()
     return (
         f"images, weights and the content store take {size(held)}, {100 * held // quota} % of store_quota "

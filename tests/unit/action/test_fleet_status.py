@@ -7,8 +7,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
+from ansible_collections.instinct.fleet.plugins.action import fleet_status
 
 from tests import ROOT
 from tests.worlds.status_world import host, instance, server
@@ -52,3 +55,13 @@ def test_a_table_and_a_file_whatever_hosts_returned(tmp_path: Path) -> None:
         "n4": "it could not be reached",
     }
     assert [row["state"] for row in data["instances"]] == ["not reached", "serving"]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(5, 5), (None, 0), (True, 0), ("5 TB", 0)])
+def test_a_quota_that_a_plan_refuses_is_none(value: Any, expected: int) -> None:
+    class Reader:
+        def values(self, _host: str, names: tuple[str, ...], *, lenient: bool) -> dict[str, Any]:
+            assert lenient
+            return dict.fromkeys(names, value)
+
+    assert fleet_status._quota(Reader(), "n1") == expected  # type: ignore[arg-type]

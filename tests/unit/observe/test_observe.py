@@ -683,13 +683,19 @@ def test_bytes_that_are_held_count_once_and_on_own_disks_only(
     put(hub, "models--a--b/.instinct-fleet/1.json", "{}")
     put(hub, "models--a--b/blobs/x", "x" * 100)
     put(hub, "models--a--b/blobs/y", "y" * 20)
+    put(hub, "models--a--b/blobs/w.1a2b3c4d.incomplete", "w" * 5000)
     put(hub, "models--others--m/blobs/z", "z" * 3000)  # without a marker: another tool's
     put(data, "store/blobs/sha256/layer", "l" * 7)
     os.link(hub / "models--a--b/blobs/x", data / "store/blobs/sha256/x")
     put(data, "store/incoming/id/part", "p" * 5000)
     put(data, "store/manifests/1.json", "{}")
-    assert storage.held_bytes(str(data), [f"{data}/hf", f"{tmp_path}/none"]) == 5127
-    assert storage.held_bytes(str(data), []) == 5107
+    put(data, "models/m/1/original/made", "m" * 300)
+    (data / "models/m/1/link").symlink_to("nowhere")
+    os.link(
+        data / "models/m/1/original/made", data / "store/blobs/sha256/made"
+    )  # it was given to another host
+    assert storage.held_bytes(str(data), [f"{data}/hf", f"{tmp_path}/none"]) == 427
+    assert storage.held_bytes(str(data), []) == 407
     device = (hub / "models--a--b/blobs/x").stat().st_dev
     shared = {f"{os.major(device)}:{os.minor(device)}": "nfs4"}
     monkeypatch.setattr(storage, "network_devices", lambda _source: shared)

@@ -120,6 +120,24 @@ def test_what_keeps_a_host_from_it(copies: list[Json | None], left: set[str], wo
 
 
 @pytest.mark.parametrize(
+    ("quota", "copies", "left"),
+    [
+        (17, [GOOD, None], set()),  # with 12 for the image
+        (16, [GOOD, None], {"n2"}),  # the one that gives it has it already
+        (12, [GOOD, TOUCHED], set()),  # nothing comes if its hashes are right
+        (12, [GOOD, WRONG], {"n2"}),
+        (0, [GOOD, None], set()),  # no limit
+    ],
+)
+def test_a_quota_holds_for_them(quota: int, copies: list[Json | None], left: set[str]) -> None:
+    own = {name: {"store_quota": quota * GIB} for name in ("n1", "n2")}
+    plan = planned({f"n{at}": found for at, found in enumerate(copies, 1)}, **own)
+    words = "(image registry.lab:5000/lab/vllm:1 12.0 GiB, model llama-ptpc-fp8@aaaaaaaaaaaa 5.0 GiB), the toolkit has"
+    assert {name for name, why in plan.excluded if words in why} == left
+    assert {name for name, _why in plan.excluded} == left
+
+
+@pytest.mark.parametrize(
     ("own", "words"),
     [
         (

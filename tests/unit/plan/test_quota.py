@@ -69,8 +69,8 @@ def test_images_that_count(images: list[dict[str, Any]], expected: int) -> None:
     ],
 )
 def test_it_ends_with_the_last_byte(size: int | None, changes: dict[str, Any], need: int) -> None:
-    assert check_quota(host(need, **changes), [image(size)], [model()], LOCK) == ()
-    (problem,) = check_quota(host(need - 1, **changes), [image(size)], [model()], LOCK)
+    assert check_quota(host(need, **changes), [image(size)], [model()], [], LOCK) == ()
+    (problem,) = check_quota(host(need - 1, **changes), [image(size)], [model()], [], LOCK)
     assert problem.hosts == ("n1",)
     assert problem.fix.startswith("Raise store_quota")
 
@@ -78,11 +78,20 @@ def test_it_ends_with_the_last_byte(size: int | None, changes: dict[str, Any], n
 @pytest.mark.parametrize(("quota", "enough"), [(45, True), (44, False)])
 def test_pruning_is_advised_where_it_is_enough(quota: int, enough: bool) -> None:
     there = host(quota, images=[pulled(5, software=SOFTWARE.to_json())], held_bytes=5)
-    (problem,) = check_quota(there, [], [model()], LOCK)
+    (problem,) = check_quota(there, [], [model()], [], LOCK)
     assert problem.fix.startswith("Make room: run prune.yml --limit n1 -e apply=true") is enough
+
+
+def test_a_model_that_comes_from_another_host_counts() -> None:
+    arriving = [("model m@1", 7)]
+    assert check_quota(host(47), [], [model()], arriving, LOCK) == ()
+    (problem,) = check_quota(host(46), [], [model()], arriving, LOCK)
+    assert "47 B are needed (weights of a/b 40 B, model m@1 7 B)" in problem.what
+    assert check_quota(host(6), [], [], arriving, LOCK) != ()
 
 
 def test_no_state_and_nothing_to_fetch() -> None:
     (unseen,) = fleet({"n1": None}, [deployment()], offline=True, store_quota=1).hosts
-    assert check_quota(unseen, [image(20)], [model()], LOCK) == ()
-    assert check_quota(host(1, held_bytes=9), [], [], LOCK) == ()
+    assert check_quota(unseen, [image(20)], [model()], [], LOCK) == ()
+    assert check_quota(host(1, held_bytes=9), [], [], [], LOCK) == ()
+    assert check_quota(host(0, held_bytes=9), [image(20)], [model()], [], LOCK) == ()  # no limit

@@ -459,6 +459,7 @@ def test_a_disk_that_fills_up_is_named_with_the_next_step(percent: int, named: b
         (90 << 30, 100 << 30, 90),
         (250 << 30, 100 << 30, 250),
         (250 << 30, 0, None),  # no limit
+        (250 << 30, -1, None),  # which a plan refuses
         (None, 100 << 30, None),  # no Docker answers
     ],
 )
