@@ -197,7 +197,7 @@ def failure(job: QuantizeJob, code: int, report: Mapping[str, Any], lines: list[
 
 
 def publish(job: QuantizeJob, report: Mapping[str, Any]) -> Json:
-    """Make a local repository of the output: card, record, manifest; aside, and renamed when it is complete."""
+    """Make a local repository of the output: card, record, manifest; in a staging directory, renamed when complete."""
     output = os.path.join(job.work, paths.OUTPUT)
     kept = {
         key: report[key] for key in ("versions", "quantized", "excluded", "left", "unmatched", "kv_scales")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give a local repository that the store has received its path: put together aside, hashed, and renamed."""
+"""Give a received local repository its path: put together in a staging directory, hashed, and renamed."""
 
 from __future__ import annotations
 
@@ -65,32 +65,32 @@ def is_placed(repository: LocalRepository, stored: StoredRepository) -> bool:
 
 def place_repository(store: Store, repository: LocalRepository, stored: StoredRepository) -> str:
     """Give the store's files their names in the directory, all at once. Return what was done. Raise NodeError."""
-    aside, path = repository.aside, repository.path
-    _clear(aside)
+    staging, path = repository.staging, repository.path
+    _clear(staging)
     for item in stored.manifest.files:
-        target = os.path.join(aside, item.path)
+        target = os.path.join(staging, item.path)
         os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
         link_or_copy(store.path(item.sha256), target)
-    found = hash_directory(aside)
+    found = hash_directory(staging)
     wrong = difference(stored.files, found)
     if wrong:
         for name in (*wrong.changed, *wrong.missing):
             store.remove(stored.files[name])
-        _clear(aside)
+        _clear(staging)
         raise NodeError(
             f"{path} was received, and {store.root} has other content than came: {wrong}. That is removed. Run again, "
             "and check this node's disk and memory (dmesg).",
             changed=True,
         )
-    for top, _names, _files in os.walk(aside):
+    for top, _names, _files in os.walk(staging):
         sync_directory(top)
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    remember_hashes(repository.hashes(stored.statement), aside, found)
-    old = f"{aside}.old"
+    remember_hashes(repository.hashes(stored.statement), staging, found)
+    old = f"{staging}.old"
     _clear(old)
     with contextlib.suppress(FileNotFoundError):
         os.rename(path, old)
-    os.rename(aside, path)
+    os.rename(staging, path)
     sync_directory(os.path.dirname(path))
     _clear(old)
     return f"place {path} ({len(stored.files)} files, {sized(stored.manifest.bytes)})"

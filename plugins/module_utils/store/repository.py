@@ -41,7 +41,7 @@ class LocalRepository:
         return os.path.basename(self.path)
 
     @property
-    def aside(self) -> str:
+    def staging(self) -> str:
         """Return where it is put together; no name of a model begins with a dot."""
         return os.path.join(self._models, ".work", f"received-{self.commit}")
 
