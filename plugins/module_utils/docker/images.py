@@ -13,7 +13,7 @@ from ..common.disk_space import free_bytes, sized
 from ..common.image_ref import STORE_REGISTRY, ImageRef, ImageSoftware, parse_ref
 from ..common.module_main import NodeError
 from ..common.paths import UNPACK_FACTOR
-from . import image_api
+from . import image_api, registry_answers
 from .client import DockerClient, DockerError, DockerTimeout, DockerUnavailable, Json
 from .inspect_image import cached_software, describe_request, inspect_image, no_answer
 
@@ -205,7 +205,7 @@ def explain_pull(message: str, want: ImagePull) -> str:
     registry, what = want.pull.registry, f"Cannot pull {want.pulled}"
     known: tuple[tuple[str, str], ...] = (
         (
-            r"server gave HTTP response to HTTPS client|first record does not look like a TLS handshake",
+            registry_answers.PLAIN_HTTP,
             f"registry {registry} speaks plain HTTP, and this node's Docker requires TLS. insecure in "
             "vllm_image_registries is for the control node alone, so configure each node's Docker as well: add "
             f'"insecure-registries": ["{registry}"] to /etc/docker/daemon.json (a file with only that is '
@@ -213,7 +213,7 @@ def explain_pull(message: str, want: ImagePull) -> str:
             "and run again. Better, give the registry a certificate.",
         ),
         (
-            r"x509|certificate|tls: ",
+            registry_answers.UNTRUSTED,
             f"the certificate of registry {registry} is not trusted here. Put its CA into "
             f"/etc/docker/certs.d/{registry}/ca.crt on the node.",
         ),
@@ -223,7 +223,7 @@ def explain_pull(message: str, want: ImagePull) -> str:
             "(playbooks/prune.yml), then run again: complete layers are kept.",
         ),
         (
-            r"toomanyrequests|rate limit|429 Too Many",
+            registry_answers.LIMITED,
             f"registry {registry} limits the number of pulls. Set vllm_image_registries with an account for "
             "it, use a mirror, or wait and run again.",
         ),
@@ -232,8 +232,7 @@ def explain_pull(message: str, want: ImagePull) -> str:
             "the image does not exist for this node's architecture.",
         ),
         (
-            r"unauthorized|no basic auth credentials|authentication required|incorrect username or password"
-            r"|denied|403 Forbidden|401 Unauthorized",
+            registry_answers.DENIED,
             (
                 f"registry {registry} does not accept the account {want.auth['username']!r} for it. Check "
                 "vllm_image_registries (name, password, the account's rights); a wrong repository name "
@@ -249,9 +248,7 @@ def explain_pull(message: str, want: ImagePull) -> str:
             "playbooks/plan.yml -e refresh=true to resolve the tag again.",
         ),
         (
-            r"no such host|connection refused|network is unreachable|no route to host|i/o timeout"
-            r"|context deadline exceeded|Client\.Timeout|connection reset|\bEOF\b|proxyconnect"
-            r"|temporary failure",
+            registry_answers.UNREACHABLE,
             f"registry {registry} cannot be reached from this node. Check name resolution, the firewall, "
             "and Docker's proxy (systemctl show docker -p Environment); run again to resume.",
         ),

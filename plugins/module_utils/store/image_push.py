@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ..common.image_ref import ImageRef, parse_ref
 from ..common.module_main import NodeError
-from ..docker import image_api
+from ..docker import image_api, registry_answers
 from ..docker.client import DockerClient, DockerError, DockerUnavailable, Json
 from .registry_client import RegistryClient, RegistryError
 
@@ -165,13 +165,13 @@ def explain_push(message: str, want: ImagePush) -> str:
     where = f"vllm_image_registries: {{{registry}: …}}"
     known: tuple[tuple[str, str], ...] = (
         (
-            r"server gave HTTP response to HTTPS client|first record does not look like a TLS handshake",
+            registry_answers.PLAIN_HTTP,
             f"registry {registry} speaks plain HTTP, and this node's Docker requires TLS. Give it a certificate or add "
             f'"insecure-registries": ["{registry}"] to /etc/docker/daemon.json, and reload docker (systemctl), which '
             "stops no container.",
         ),
         (
-            r"x509|certificate|tls: ",
+            registry_answers.UNTRUSTED,
             f"the certificate of registry {registry} is not trusted here. Put its CA into "
             f"/etc/docker/certs.d/{registry}/ca.crt on this node.",
         ),
@@ -193,10 +193,9 @@ def explain_push(message: str, want: ImagePush) -> str:
             f"registry {registry} has another image by this tag and does not let it be replaced. Remove it there, or "
             "change build.tag.",
         ),
-        (r"toomanyrequests|rate limit|429 Too Many", f"registry {registry} limits requests. Wait."),
+        (registry_answers.LIMITED, f"registry {registry} limits requests. Wait."),
         (
-            r"unauthorized|no basic auth credentials|authentication required|incorrect username or password"
-            r"|denied|403 Forbidden|401 Unauthorized|insufficient_scope",
+            registry_answers.DENIED + "|insufficient_scope",
             f"registry {registry} refuses {who}. Give an account that may write there: username and password in "
             f"{where}.",
         ),
@@ -205,9 +204,7 @@ def explain_push(message: str, want: ImagePush) -> str:
             f"registry {registry} has no such repository, and makes none. Create it there, or correct build.push_to.",
         ),
         (
-            r"no such host|connection refused|network is unreachable|no route to host|i/o timeout"
-            r"|context deadline exceeded|Client\.Timeout|connection reset|\bEOF\b|proxyconnect"
-            r"|temporary failure",
+            registry_answers.UNREACHABLE,
             f"registry {registry} cannot be reached from this node. Check name resolution, the firewall, and Docker's "
             "proxy (systemctl show docker -p Environment).",
         ),
