@@ -35,7 +35,7 @@ class HostPlan:
     policies: instances that only get their restart policy back. untouched: instances that are neither started nor
     removed. records, bindings: for the node's store of generations. assumed: of a host that was not contacted.
     transfers: names of those in which it takes part; build_transfers: of images that a host has built. pushes: images
-    that it pushes to a registry.
+    that it pushes to a registry. repositories: models made on the fleet that come here.
     """
 
     host: Host
@@ -59,6 +59,7 @@ class HostPlan:
     assumed: tuple[Assumption, ...] = ()
     transfers: tuple[str, ...] = ()
     build_transfers: tuple[str, ...] = ()
+    repositories: tuple[Mapping[str, str], ...] = ()
     pushes: tuple[Push, ...] = ()
 
     @property
@@ -141,6 +142,7 @@ class HostPlan:
             if partition
             else None,
             **({"transfers": list(self.transfers)} if self.transfers else {}),
+            **({"repositories": [dict(item) for item in self.repositories]} if self.repositories else {}),
             **self._build_steps(),
             "images": [image.to_json() for image in self.images if not image.build and not image.of_build],
             "models": [model.to_json() for model in self.models],

@@ -154,6 +154,7 @@ class HostStages:
             assumed=self.assumed,
             transfers=tuple(item.name for item in shared if not item.of_build),
             build_transfers=tuple(item.name for item in shared if item.of_build),
+            repositories=tuple(item.repository for item in shared if item.repository),
             pushes=own_pushes,
         )
 

@@ -341,7 +341,7 @@ def estimate(amount: int, members: Sequence[TransferMember], fetched: bool) -> t
 class HostTransfer:
     """A host's part of a transfer. seeds: it is the one from which the others get it. seed: that host.
 
-    of_build: it is of an image that a host has built.
+    of_build: it is of an image that a host has built. repository: the local repository that it brings here.
     """
 
     name: str
@@ -349,6 +349,7 @@ class HostTransfer:
     seeds: bool
     seed: str = ""
     of_build: bool = False
+    repository: Mapping[str, str] | None = None
 
 
 def by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
@@ -365,7 +366,8 @@ def by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
         found.setdefault(seed, []).append(HostTransfer(item.name, own, True, seed, built))
         for member in item.receivers:
             action = _action(item, member.has or "absent", after, why)
-            received = HostTransfer(item.name, action, False, seed, built)
+            brought = item.offer.get("repository")
+            received = HostTransfer(item.name, action, False, seed, built, brought)
             found.setdefault(member.host.name, []).append(received)
     return found
 

@@ -180,6 +180,8 @@ def test_what_the_plan_says() -> None:
     }
     assert before == {"n1": ["present"], "n2": ["absent"], "n3": ["other content (model.safetensors)"]}
     assert all("distribution" in host.todo for host in plan.hosts)
+    brought = {name: host.get("repositories") for name, host in plan.to_json()["hosts"].items()}
+    assert brought == {"n1": None, "n2": [item["offer"]["repository"]], "n3": [item["offer"]["repository"]]}
 
 
 def test_a_host_that_gives_it_need_not_serve_it() -> None:
