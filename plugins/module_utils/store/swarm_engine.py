@@ -16,6 +16,9 @@ from .swarm_pieces import PieceLayout, bencode, torrent
 
 FORCED, HANDSHAKE = 0, 1  # encryption is required; after the handshake, content is sent as it is
 _ALERTS = 0x1 | 0x2 | 0x8 | 0x20 | 0x40  # errors, peers, storage, connections, status
+_BLOCK = 16 * 2**10  # bytes
+_ASKED_PART = 200
+_LEAST_OF_SOURCE, _LEAST, _MOST = 2, 8, 2000  # blocks; one in transit while the next is asked for
 _BANNED = 91  # the engine's error of a connection to a peer whose content was wrong
 _QUIET = (
     "enable_dht",
@@ -25,6 +28,19 @@ _QUIET = (
     "enable_incoming_utp",
     "enable_outgoing_utp",
 )
+
+
+def queue_depth(job: SwarmJob) -> int:
+    """Return how many blocks each other member may have asked of this one at a time.
+
+    The engine tells it to the others, which then take it in place of a limit of their own (max_out_request_queue). A
+    receiver that has its share leaves the source, which has sent what was still asked for in vain; and towards the end
+    the same blocks are asked of several members. So all together have 1/200 of the content at most.
+    """
+    receivers = sum(1 for member in job.members if not member.serves)
+    amount = sum(job.manifest.blobs.values())
+    share = amount // _ASKED_PART // (max(1, receivers) * _BLOCK)
+    return max(_LEAST_OF_SOURCE if job.me.serves else _LEAST, min(_MOST, share))
 
 
 def settings(job: SwarmJob) -> dict[str, Any]:
@@ -63,12 +79,11 @@ def settings(job: SwarmJob) -> dict[str, Any]:
         "request_timeout": 6,
         "piece_timeout": 6,
         "request_queue_time": 2,
-        "max_out_request_queue": max(4, 64 // len(job.members)),
         "tick_interval": 250,
         "smooth_connects": False,
         "unchoke_interval": 1,
         "whole_pieces_threshold": 0,
-        "max_allowed_in_request_queue": 4000,
+        "max_allowed_in_request_queue": queue_depth(job),
         "send_buffer_watermark": 4 * 2**20,
         "alert_mask": _ALERTS,
     }
