@@ -151,8 +151,8 @@ $(QUANTIZERS)/.installed: catalog/quantization/quark-requirements.txt lab/vllm-r
 	    -r catalog/quantization/quark-requirements.txt
 	touch $@
 
-quantizers: venv-dev $(QUANTIZERS)/.installed ## the lab's model by the real AMD Quark, compared, signed, tampered with (fetches it)
-	$(BIN)/python -m tests.oracles.real_quantizers --python $(QUANTIZERS)/venv/bin/python
+quantizers: venv-dev $(QUANTIZERS)/.installed $(PARSERS)/.installed ## the lab's model by the real AMD Quark, and vLLM's loader
+	$(BIN)/python -m tests.oracles.real_quantizers --python $(QUANTIZERS)/venv/bin/python --vllm $(PARSERS)/venv/bin/python
 
 payload: venv-dev ## what Ansible sends to a node for each module, and whether it is too much (MODULE=vllm_server)
 	$(BIN)/python -m tests.payload $(MODULE)
