@@ -19,6 +19,7 @@ _ALERTS = 0x1 | 0x2 | 0x8 | 0x20 | 0x40  # errors, peers, storage, connections, 
 _BLOCK = 16 * 2**10  # bytes
 _ASKED_PART = 200
 _LEAST_OF_SOURCE, _LEAST, _MOST = 2, 8, 2000  # blocks; one in transit while the next is asked for
+_FINISHED = 3  # the engine's state of a block that was written
 _BANNED = 91  # the engine's error of a connection to a peer whose content was wrong
 _QUIET = (
     "enable_dht",
@@ -107,20 +108,23 @@ class SwarmEngine:
         self.lt: Any = importlib.import_module("libtorrent")
         self.job, self.cut = job, cut
         self.session = self.lt.session(settings(job))
+        self.banned: set[str] = set()
+        self.admitted: list[SwarmMember] = []
         self.admit(job.members)
         info = torrent(cut, hashes, job.manifest.id, job.key)
         self.info = self.lt.torrent_info(self.lt.bdecode(bencode({"info": info})))
         for slot in cut.slots:
             self.info.rename_file(slot.file, places[slot.sha256])
         self.handle: Any = None
-        self.banned: set[str] = set()
+        self.before = (0, 0)  # totals() of what was restarted
 
     def admit(self, members: Iterable[SwarmMember]) -> None:
-        """Have connections with these members only; others are closed."""
+        """Have connections with these members only, less those that sent wrong content; others are closed."""
+        self.admitted = [member for member in members if member.address not in self.banned]
         found = self.lt.ip_filter()
         found.add_rule("0.0.0.0", "255.255.255.255", 1)
         found.add_rule("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 1)
-        for member in members:
+        for member in self.admitted:
             found.add_rule(member.address, member.address, 0)
         self.session.set_ip_filter(found)
 
@@ -176,7 +180,7 @@ class SwarmEngine:
     def totals(self) -> tuple[int, int]:
         """Return the bytes of content received and sent."""
         status = self.handle.status(0)
-        return status.total_payload_download, status.total_payload_upload
+        return self.before[0] + status.total_payload_download, self.before[1] + status.total_payload_upload
 
     def errors(self) -> list[str]:
         """Return what went wrong since the last call; note the members that sent wrong content."""
@@ -195,6 +199,24 @@ class SwarmEngine:
     def moved(self, sha256: str, path: str) -> None:
         """Serve a blob from another name of the same file."""
         self.handle.rename_file(self.cut.slot(sha256).file, path)
+        self.info.rename_file(self.cut.slot(sha256).file, path)
+
+    def hangs(self) -> bool:
+        """Return whether all blocks of a piece are here, and the engine waits for them.
+
+        When a piece is found wrong before its last block is written, the block that is written then counts for the
+        piece's next try, which nobody asks for or compares with its hash (seen with libtorrent 2.0.8).
+        """
+        queue = self.handle.get_download_queue()
+        return any(all(block["state"] == _FINISHED for block in piece["blocks"]) for piece in queue)
+
+    def restart(self) -> None:
+        """Forget pieces that are not whole, and all connections."""
+        have, priorities = self.have(), self.handle.get_piece_priorities()
+        self.before = self.totals()
+        self.session.remove_torrent(self.handle)
+        self.admit(self.admitted)
+        self.start(have, priorities)
 
     def again(self) -> None:
         """Compare all that is here with the hashes of its pieces, and receive what is wrong."""

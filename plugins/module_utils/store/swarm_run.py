@@ -24,6 +24,7 @@ _CONNECT_SECONDS = 2.0
 _ABSENT_SECONDS = 30.0  # not connected for so long: dead
 _INQUIRE_SECONDS = 3.0
 _BRIEFLY = 2.0
+_HANGS_SECONDS = 5.0  # longer than the hash of a piece takes
 _LAST_WORDS = 5.0  # after all are complete, so that the last ones learn it too
 
 
@@ -163,6 +164,9 @@ class SwarmRun:
                     return
             else:
                 self.state.seconds = now - started
+                if now - moved > _HANGS_SECONDS and engine.hangs():
+                    engine.restart()
+                    self._look_around(engine, now)
                 if now - moved >= self.job.stall:
                     raise Ended(
                         f"No content came for {self.job.stall:.0f} s. Members that were not reached: "

@@ -15,7 +15,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest impo
     ManifestFile,
     manifest_of,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_engine import queue_depth
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_hashes import (
     HashServer,
     MemberAnswers,
@@ -318,26 +317,3 @@ def test_states(tmp_path: Path) -> None:
 )
 def test_slow_members(progress: dict[str, float], slow: list[str]) -> None:
     assert slow_members(progress) == slow
-
-
-@pytest.mark.parametrize(
-    ("amount", "receivers", "of_source", "of_receiver"),
-    [
-        (75_000_000, 8, 2, 8),  # where 1/200 of the content is next to nothing
-        (20_000_000_000, 32, 190, 190),
-        (20_000_000_000, 1, 2000, 2000),
-        (700_000_000_000, 128, 1668, 1668),
-        (0, 1, 2, 8),
-    ],
-)
-def test_what_others_may_ask_for_at_a_time(
-    amount: int, receivers: int, of_source: int, of_receiver: int
-) -> None:
-    files = (ManifestFile("weights", amount, "a" * 64),)
-    members = [SwarmMember("source", "10.0.0.1", 1, serves=True)]
-    members += [SwarmMember(f"host{number}", "10.0.0.2", 1) for number in range(receivers)]
-    depths = [
-        queue_depth(SwarmJob(manifest_of("model", files), "/store", own, tuple(members), (), "00"))
-        for own in ("source", "host0")
-    ]
-    assert depths == [of_source, of_receiver]
