@@ -82,6 +82,7 @@ ORDER = (
     "air_gap",
     "real_accuracy",
     "quantize",
+    "cold_rollout",
 )
 
 

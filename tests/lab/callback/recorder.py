@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 from ansible.plugins.callback import CallbackBase
@@ -37,6 +38,7 @@ class CallbackModule(CallbackBase):
             "task": result.task.get_name(),
             "module": result.task.action.removeprefix("instinct.fleet."),
             "result": result.result,
+            "at": time.time(),  # when it ended, in seconds since 1970
         }
         with open(path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(record, default=str) + "\n")
