@@ -100,6 +100,11 @@ bytes:
   description: Size of the volumes; with O(state=loaded) of what the store lacked.
   type: int
   returned: success
+repositories:
+  description: Models that were made on the fleet, as M(instinct.fleet.model_repository) takes path and name.
+  type: list
+  elements: dict
+  returned: with O(state=loaded)
 wrong:
   description: What is missing or wrong, by volume.
   type: list

@@ -56,7 +56,10 @@ options:
     type: dict
     suboptions:
       path: {type: path, required: true, description: "Its directory, which ends in NAME/COMMIT."}
-      name: {type: str, required: true, description: The name of its manifest in the store.}
+      name:
+        type: str
+        default: ""
+        description: The name of its manifest in the store; empty for that of its path and signature.
       offered: {type: bool, default: true, description: "Whether other nodes get it from here, all of it right."}
   docker_socket:
     description: Docker's socket, for O(built).
@@ -175,7 +178,7 @@ def argument_spec():
             "type": "dict",
             "options": {
                 "path": {"type": "path", "required": True},
-                "name": {"type": "str", "required": True},
+                "name": {"type": "str", "default": ""},
                 "offered": {"type": "bool", "default": True},
             },
         },

@@ -10,7 +10,8 @@ short_description: Find what a bundle for a network without registries and hubs 
 version_added: "0.2.0"
 description:
   - Returns the images, models, draft models, adapters and tokenizers of all deployments of the inventory, as
-    C(fleet.lock.json) pins them, whatever hosts have already; their licences, and the lock itself.
+    C(fleet.lock.json) pins them, whatever hosts have already; models that M(instinct.fleet.model_quantize) has made;
+    their licences, and the lock itself.
   - Runs on the control node only, and connects to nothing.
 options:
   load:
@@ -46,6 +47,11 @@ images:
   returned: without O(load)
 models:
   description: Arguments of M(instinct.fleet.blob_fetch), one for each model.
+  type: list
+  elements: dict
+  returned: without O(load)
+repositories:
+  description: Arguments of M(instinct.fleet.blob_fetch), one for each model that was made on the fleet.
   type: list
   elements: dict
   returned: without O(load)

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -25,6 +26,8 @@ from .paths import DATA_DIR
 
 MODELS = DATA_DIR + "/models"
 """Where models that were made here are, NAME/COMMIT."""
+REPOSITORY = re.compile(rf"{re.escape(MODELS)}/([^/\s.@][^/\s@]*)/([0-9a-f]{{40}})")
+"""The path of such a model."""
 MODEL_HASHES = DATA_DIR + "/quantize/hashes"
 """By path and manifest, what their files were when they were hashed."""
 MANIFEST, SIGNATURE = "manifest.json", "model.sig"

@@ -19,6 +19,7 @@ from ..common.module_main import NodeError
 from .blobs import Store, WrongContent
 from .bundle_index import BLOCK, BundleIndex, Piece, Volume, different_pins
 from .bundle_write import DISK_MARGIN, LOCK, disk_errors, read_index
+from .repository import repositories_of
 
 _CHUNK = 4 * 2**20
 _NAMED = 5  # wrong things that a message names
@@ -95,6 +96,10 @@ def load_bundle(
         "bundle_id": index.id,
         "volumes": [volume.name for volume in needed],
         "bytes": amount,
+        "repositories": [
+            {"path": path, "name": name}
+            for path, name in repositories_of(item.name for item in index.manifests).items()
+        ],
         "diff": {"before": {"missing": len(missing)}, "after": {"missing": 0}},
     }
     if check or not actions:

@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..common.files import read_text
+from ..common.hashing import text_hash
 from ..common.model_manifest import (
     BESIDE,
     MANIFEST,
     MODEL_HASHES,
     REPAIR,
+    REPOSITORY,
+    SIGNATURE,
     BadManifest,
     ManifestDifference,
     commit_of,
@@ -24,6 +27,7 @@ from ..common.model_manifest import (
 )
 from ..common.module_main import NodeError
 from ..common.paths import DATA_DIR
+from ..common.transfer_names import repository_name
 from ..observe.source import listing
 from .blobs import Store, hash_file
 from .manifest import Manifest, ManifestFile, manifest_of
@@ -46,6 +50,12 @@ class LocalRepository:
         return os.path.join(self._models, ".work", f"received-{self.commit}")
 
     @property
+    def name(self) -> str:
+        """Return the name of its manifest in the store, as plans form it of what node_state says."""
+        signature = read_text(os.path.join(self.path, SIGNATURE))
+        return repository_name(self.path, text_hash(signature)[:12] if signature else "")
+
+    @property
     def _models(self) -> str:
         return os.path.dirname(os.path.dirname(self.path))
 
@@ -63,6 +73,16 @@ class TakenRepository:
     wrong: ManifestDifference
 
 
+def repositories_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the paths of the local repositories among the names of manifests, with the names."""
+    found = {}
+    for name in names:
+        path = name.partition(" ")[2].rpartition(" ")[0].replace("@", "/")
+        if REPOSITORY.fullmatch(path) and name.startswith("model "):
+            found[path] = name
+    return found
+
+
 def take_repository(store: Store, repository: LocalRepository, name: str, whole: bool) -> TakenRepository:
     """Hash a directory, and put what is right of it into the store; what the store has wrong of it is removed.
 
@@ -70,6 +90,11 @@ def take_repository(store: Store, repository: LocalRepository, name: str, whole:
     """
     path, text = repository.path, read_text(os.path.join(repository.path, MANIFEST))
     if text is None:
+        if whole and not os.path.isdir(path):
+            raise NodeError(
+                f"{path} is not on this host, so it cannot give it to others. Name a host that has it (--limit), or "
+                "deploy it here first, which brings it (deploy.yml)."
+            )
         if whole:
             raise NodeError(f"{path} has no {MANIFEST}, so this host cannot give it to others. {REPAIR}")
         return TakenRepository(None, ManifestDifference())

@@ -80,7 +80,8 @@ def _built(store: Store, tag: str, client: DockerClient, check: bool) -> dict[st
 
 def _repository(store: Store, given: Mapping[str, Any], check: bool) -> dict[str, Any]:
     started = time.monotonic()
-    repository, name = LocalRepository(given["path"].rstrip("/")), given["name"]
+    repository = LocalRepository(given["path"].rstrip("/"))
+    name = given["name"] or repository.name
     what = f"link {repository.path} into {store.root}"
     if check:
         return _result(None, [what], 0, started)

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...module_utils.common.model_manifest import MODELS
+from ...module_utils.common.model_manifest import REPOSITORY
 
-PATH = re.compile(rf"{re.escape(MODELS)}/([^/\s.@][^/\s@]*)/([0-9a-f]{{40}})")
-"""Of a local repository: NAME/COMMIT below the directory in which quantize.yml makes them."""
 _MARK = re.compile(r"([0-9a-f]{12})?")
 _COMMIT = re.compile(r"([0-9a-f]{40})?")
 
@@ -62,10 +60,10 @@ class ObservedRepository:
 
 def is_local_repository(model: str) -> bool:
     """Return whether a deployment's model is one; any other path is the operator's, such as a network file system."""
-    return PATH.fullmatch(model.rstrip("/")) is not None
+    return REPOSITORY.fullmatch(model.rstrip("/")) is not None
 
 
 def called(path: str) -> str:
     """Return its name in messages: NAME at its commit."""
-    found = PATH.fullmatch(path)
+    found = REPOSITORY.fullmatch(path)
     return f"{found[1]}@{found[2][:12]}" if found else path

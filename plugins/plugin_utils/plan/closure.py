@@ -12,7 +12,7 @@ from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.image_ref import parse_ref
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
-from ..desired.local_repositories import is_local_repository
+from ..desired.local_repositories import called, is_local_repository
 from ..desired.lockfile import Lock, ModelPin, model_key
 from ..tuning.companion_models import repositories
 from .actions import images, models
@@ -25,13 +25,15 @@ TERMS = re.compile(r"(.*/)?(LICEN[CS]E|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNO
 
 @dataclass
 class Closure:
-    """What deployments need. images, models: arguments of blob_fetch by name. pins: as the lock has them. licenses: by
-    repository, with the files that have their text. warnings: what is not part of it.
+    """What deployments need. images, models: arguments of blob_fetch by name; repositories: by path, of models made on
+    the fleet. pins: as the lock has them. licenses: by repository, with the files that have their text. warnings: what
+    is not part of it.
     """
 
     deployments: dict[str, None] = field(default_factory=dict)
     images: dict[str, dict[str, Any]] = field(default_factory=dict)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    repositories: dict[str, dict[str, Any]] = field(default_factory=dict)
     pins: dict[str, dict[str, str]] = field(default_factory=lambda: {"images": {}, "models": {}})
     licenses: dict[str, dict[str, Any]] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class Closure:
         return {
             "images": list(self.images.values()),
             "models": list(self.models.values()),
+            "repositories": list(self.repositories.values()),
             "pins": self.pins,
             "about": {"deployments": sorted(self.deployments), "licenses": self.licenses},
         }
@@ -60,6 +63,9 @@ def closure(fleet: Fleet, lock: Lock, cache_dir: str) -> Closure:
         for deployment in host.deployments:
             found.deployments[deployment.name] = None
             _pin(found, host, deployment, lock)
+            if is_local_repository(deployment.model):
+                path = deployment.model.rstrip("/")
+                found.repositories[path] = {"what": called(path), "repository": {"path": path}}
             found.warnings.update(dict.fromkeys(_omitted(deployment, lock)))
         empty = replace(host, state=None)
         for image, _action in images(empty, lock):
@@ -131,6 +137,8 @@ def _omitted(deployment: Deployment, lock: Lock) -> Iterator[str]:
             f"deployment {deployment.name} builds its image, which is in no registry, so the bundle has it not: set "
             "build.push_to, and run build.yml"
         )
-    if deployment.local_model:
-        where = "to one of its hosts" if is_local_repository(deployment.model) else "to each of its hosts"
-        yield f"deployment {deployment.name} serves {deployment.model}, which you have to copy {where} yourself"
+    if deployment.local_model and not is_local_repository(deployment.model):
+        yield (
+            f"deployment {deployment.name} serves {deployment.model}, which you have to copy to each of its hosts "
+            "yourself"
+        )

@@ -232,3 +232,17 @@ def test_what_a_bundle_cannot_have_is_said() -> None:
     local = deployment(name="local", model="/models/mine", port=9000)
     found = closure(fleet(states, [built, local], own=own), WHOLE, "/cache")
     assert ["builds its image" in text or "/models/mine" in text for text in found.warnings] == [True, True]
+    assert not found.repositories
+
+
+def test_models_that_were_made_on_the_fleet_are_in_it() -> None:
+    states, own = _hosts([])
+    path = f"/var/lib/instinct-fleet/models/llama-fp8/{'a' * 40}"
+    names = ["one", "two"]
+    wanted = [deployment(name=name, model=f"{path}/", port=9000 + 9 * at) for at, name in enumerate(names)]
+    found = closure(fleet(states, wanted, own=own), WHOLE, "/cache")
+    assert found.to_json()["repositories"] == [
+        {"what": f"llama-fp8@{'a' * 12}", "repository": {"path": path}}
+    ]
+    assert not found.warnings
+    assert not found.models

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +25,16 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manife
 from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import FoundBlobs, Roots
 from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import repository_name
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.repositories import read_repositories
-from ansible_collections.instinct.fleet.plugins.module_utils.store import received_repository
+from ansible_collections.instinct.fleet.plugins.module_utils.store import received_repository, repository
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
-from ansible_collections.instinct.fleet.plugins.modules import blob_fetch, blob_verify, model_repository
+from ansible_collections.instinct.fleet.plugins.module_utils.store.repository import repositories_of
+from ansible_collections.instinct.fleet.plugins.modules import (
+    blob_bundle,
+    blob_fetch,
+    blob_verify,
+    model_repository,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.prune_roots import kept_weights
 from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
@@ -166,6 +173,78 @@ def test_a_tampered_copy_is_named_and_only_its_file_comes_again(
     assert (failed, placed["changed"]) == (False, True)
     assert contents(other.path(commit)) == contents(maker.path(commit))
     assert other.observed()["verified"]
+
+
+@pytest.mark.parametrize("signature_text", ["", "{}"])
+def test_a_bundle_carries_it(
+    made: tuple[Node, str],
+    node: Callable[[str], Node],
+    run_module: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signature_text: str,
+) -> None:
+    maker, commit = made
+    other = node("other")
+    pattern = re.compile(rf"{tmp_path}/maker/models/([^/]+)/([0-9a-f]{{40}})")
+    monkeypatch.setattr(repository, "REPOSITORY", pattern)
+    if signature_text:
+        (maker.path(commit) / SIGNATURE).write_text(signature_text)
+    given = {"path": str(maker.path(commit))}
+    offer, failed = run_module(blob_fetch.main, {"repository": given, "store": maker.store.root})
+    mark = maker.observed()["signature"]
+    assert (failed, offer["manifest"]["name"]) == (False, repository_name(given["path"], mark))
+    bundle = {"path": str(tmp_path / "bundle"), "state": "created", "lock": "{}"}
+    pins: Json = {"images": {}, "models": {}}
+    created, failed = run_module(
+        blob_bundle.main,
+        {**bundle, "pins": pins, "manifests": [offer["manifest"]], "store": maker.store.root},
+    )
+    assert not failed, created
+    foretold, _failed = run_module(
+        blob_bundle.main, {**bundle, "state": "loaded", "store": other.store.root}, check=True
+    )
+    loaded, failed = run_module(blob_bundle.main, {**bundle, "state": "loaded", "store": other.store.root})
+    assert not failed, loaded
+    assert (
+        loaded["repositories"]
+        == foretold["repositories"]
+        == [{"path": given["path"], "name": offer["manifest"]["name"]}]
+    )
+    (found,) = loaded["repositories"]
+    placed, failed = run_module(
+        model_repository.main, {**found, "path": str(other.path(commit)), "store": other.store.root}
+    )
+    assert (failed, placed["changed"]) == (False, True), placed
+    assert contents(other.path(commit)) == contents(maker.path(commit))
+    assert (other.observed()["verified"], other.observed()["signature"]) == (True, mark)
+
+
+def test_a_bundle_is_made_where_it_is(node: Callable[[str], Node]) -> None:
+    refused, failed = node("bare").take("a" * 40, offered=True)
+    assert failed
+    assert "is not on this host, so it cannot give it to others. Name a host that has it" in refused["msg"]
+
+
+TOP = "/var/lib/instinct-fleet/models"
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        (repository_name(f"{TOP}/llama-fp8/{'a' * 40}", ""), f"{TOP}/llama-fp8/{'a' * 40}"),
+        (repository_name(f"{TOP}/llama-fp8/{'a' * 40}", "1" * 12), f"{TOP}/llama-fp8/{'a' * 40}"),
+        (f"model org/name@{'a' * 40} {'1' * 12}", ""),
+        (f"model {TOP}/../../../etc@{'a' * 40} unsigned", ""),
+        (f"model {TOP}/..@{'a' * 40} unsigned", ""),
+        (f"model {TOP}/.work@{'a' * 40} unsigned", ""),
+        (f"model /etc/cron.d@{'a' * 40} unsigned", ""),
+        (f"image {TOP}/llama-fp8@{'a' * 40} unsigned", ""),
+        ("image sha256:1", ""),
+    ],
+)
+def test_only_paths_of_models_are_given(name: str, path: str) -> None:
+    assert repositories_of([name]) == ({path: name} if path else {})
 
 
 def test_what_is_wrong_where_it_was_made_is_not_passed_on(
