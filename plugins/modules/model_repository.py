@@ -48,7 +48,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Nothing was received then, so the store is not looked at.
+    details: Nothing was received then, so the directory is compared with its own manifest.
   diff_mode:
     support: full
     details: Whether the directory is as it was made, before and after.
@@ -89,6 +89,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.received_repository import (
+    is_as_named,
     is_placed,
     place_repository,
     stored_repository,
@@ -113,7 +114,8 @@ def work(params, check):
     """Read, or place. Return the module's result."""
     repository = LocalRepository(params["path"].rstrip("/"))
     if check:
-        return _result(repository, [f"place {repository.path}"])
+        there = is_as_named(repository, params["name"])
+        return _result(repository, [] if there else [f"place {repository.path}"])
     store = Store(params["store"])
     with run_lock("blob_fetch", params["timeout"]):
         stored = stored_repository(store, repository, params["name"])

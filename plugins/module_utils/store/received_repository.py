@@ -63,6 +63,17 @@ def is_placed(repository: LocalRepository, stored: StoredRepository) -> bool:
     return not difference(stored.files, hash_directory(repository.path, cache))
 
 
+def is_as_named(repository: LocalRepository, name: str) -> bool:
+    """Return whether the directory has the manifest and signature of this name, and the files of that manifest."""
+    text = read_text(os.path.join(repository.path, MANIFEST))
+    if not text or repository.name != name:
+        return False
+    try:
+        return not difference(listed_files(text, repository), hash_directory(repository.path))
+    except NodeError:
+        return False
+
+
 def place_repository(store: Store, repository: LocalRepository, stored: StoredRepository) -> str:
     """Give the store's files their names in the directory, all at once. Return what was done. Raise NodeError."""
     staging, path = repository.staging, repository.path

@@ -341,6 +341,18 @@ def test_check_mode_changes_nothing(made: tuple[Node, str], node: Callable[[str]
     assert not list(other.top.iterdir())
 
 
+def test_check_mode_knows_a_model_that_is_as_it_was_made(made: tuple[Node, str]) -> None:
+    maker, commit = made
+    model = repository.LocalRepository(str(maker.path(commit)))
+    name = model.name
+    assert received_repository.is_as_named(model, name)
+    assert not received_repository.is_as_named(model, f"{name}2")
+    (maker.path(commit) / WEIGHTS).write_bytes(b"other")
+    assert not received_repository.is_as_named(model, name)
+    (maker.path(commit) / MANIFEST).write_text("{}")
+    assert not received_repository.is_as_named(model, model.name)
+
+
 def test_verify_reads_it_again(made: tuple[Node, str], run_module: Any) -> None:
     maker, commit = made
     assert not maker.take(commit, offered=True)[1]
