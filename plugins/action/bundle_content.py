@@ -18,9 +18,18 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import
     load_gpus,
     read_yaml,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+    GROUP as BALANCERS,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.closure import LOCK, closure, lock_pins
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.control_files import (
+    FILES,
+    SECRET_FILES,
+    Places,
+    find_files,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
 
 
@@ -30,7 +39,7 @@ class ActionModule(ControllerAction):
     options: ClassVar = {"load": {"type": "bool", "default": False}}
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return images, models, pins, lock and about; for loading, only the pins of the whole lock."""
+        """Return images, models, files, pins, lock and about; for loading, only the pins of the whole lock."""
         reader, host = InventoryReader(facts), str(facts["inventory_hostname"])
         names = list(reader.groups().get(GROUP, ()))
         path = reader.beside_inventory(names) / LOCK
@@ -51,7 +60,7 @@ class ActionModule(ControllerAction):
         found = closure(fleet, lock, cache_dir)
         for text in found.warnings:
             self._display.warning(text)
-        data = found.to_json()
+        data = {**found.to_json(), "files": _files(reader, names)}
         data["about"]["release"] = _release(CATALOG.parent)
         return {"changed": False, "lock": path.read_text(encoding="utf-8"), **data}
 
@@ -61,6 +70,15 @@ class ActionModule(ControllerAction):
         problems = error.problems if isinstance(error, FleetError) else ()
         lines = [problem.text(reader.origin(problem), reader.deployment(problem)) for problem in problems]
         return "\n".join(["Nothing was changed.", *(f"* {line}" for line in lines)])
+
+
+def _files(reader: InventoryReader, names: list[str]) -> list[dict[str, Any]]:
+    """Return the files of the control node that the inventory names, as one item of a loop; [] without any."""
+    hosts = dict.fromkeys([*names, *reader.groups().get(BALANCERS, ())])
+    variables = {name: reader.values(name, (*FILES, *SECRET_FILES)) for name in hosts}
+    found = find_files(variables, Places(Path.cwd(), reader.beside_inventory(names), CATALOG.parent))
+    files = [{"path": item.path, "source": item.source} for item in found]
+    return [{"what": f"{len(files)} files", "files": files}] if files else []
 
 
 def _release(root: Path) -> str:

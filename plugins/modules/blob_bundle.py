@@ -105,6 +105,11 @@ repositories:
   type: list
   elements: dict
   returned: with O(state=loaded)
+files:
+  description: Files of the control node, as M(instinct.fleet.control_files) takes them.
+  type: list
+  elements: dict
+  returned: with O(state=loaded)
 wrong:
   description: What is missing or wrong, by volume.
   type: list

@@ -12,6 +12,8 @@ description:
   - Returns the images, models, draft models, adapters and tokenizers of all deployments of the inventory, as
     C(fleet.lock.json) pins them, whatever hosts have already; models that M(instinct.fleet.model_quantize) has made;
     their licences, and the lock itself.
+  - Finds the files of the control node that variables of all hosts name, such as data sets and packages. A path that is
+    not there fails, and so does a file that is a secret.
   - Runs on the control node only, and connects to nothing.
 options:
   load:
@@ -52,6 +54,11 @@ models:
   returned: without O(load)
 repositories:
   description: Arguments of M(instinct.fleet.blob_fetch), one for each model that was made on the fleet.
+  type: list
+  elements: dict
+  returned: without O(load)
+files:
+  description: An item with the files of the control node, as M(instinct.fleet.control_files) takes them; or none.
   type: list
   elements: dict
   returned: without O(load)

@@ -19,6 +19,7 @@ from ..common.module_main import NodeError
 from .blobs import Store, WrongContent
 from .bundle_index import BLOCK, BundleIndex, Piece, Volume, different_pins
 from .bundle_write import DISK_MARGIN, LOCK, disk_errors, read_index
+from .control_files import files_of
 from .repository import repositories_of
 
 _CHUNK = 4 * 2**20
@@ -100,6 +101,7 @@ def load_bundle(
             {"path": path, "name": name}
             for path, name in repositories_of(item.name for item in index.manifests).items()
         ],
+        "files": files_of(index.manifests),
         "diff": {"before": {"missing": len(missing)}, "after": {"missing": 0}},
     }
     if check or not actions:

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copy files of the control node into a node's content store, or from there to the control node.
+
+Documentation: plugins/modules/control_files.py (`ansible-doc -t module instinct.fleet.control_files`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
+from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import STORE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.leased_action import LeasedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.control_files import inventory_lines
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.placed_files import (
+    different,
+    file_hash,
+    parse_files,
+    place,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
+
+BATCH = 1 << 28
+"""Bytes that are in the remote user's temporary directory at once; a larger file is there alone."""
+
+
+class ActionModule(LeasedAction):
+    """control_files."""
+
+    TRANSFERS_FILES = False
+
+    def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of sending or receiving."""
+        try:
+            if args.get("state") == "received":
+                return self._received(args)
+            return self._sent(args, facts)
+        except (FleetError, OSError) as error:
+            return {"failed": True, "changed": False, "msg": printable(str(error))}
+
+    def _sent(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+        sources = {str(item["path"]): Path(item["source"]) for item in args.get("files") or ()}
+        files = [
+            {"path": path, "size": source.stat().st_size, "sha256": file_hash(source)}
+            for path, source in sorted(sources.items())
+        ]
+        by_hash = {item["sha256"]: sources[str(item["path"])] for item in files}
+        given = {**args, "files": files}
+        first = super().call({**given, "received": {}}, facts)
+        if not first.get("missing") or self._task.check_mode:
+            return first
+        last = first
+        for batch in _batches(first["missing"]):
+            received = {sha256: self._put(by_hash[sha256], sha256) for sha256 in batch}
+            self._fixup_perms2((self._connection._shell.tmpdir, *received.values()), execute=False)
+            last = super().call({**given, "received": received}, facts)
+            if last.get("failed") or last.get("unreachable"):
+                return last
+        return {**last, "diff": first["diff"]}
+
+    def _put(self, source: Path, sha256: str) -> str:
+        """Copy a file into the remote user's temporary directory, as a stream, and return its path there."""
+        shell = self._connection._shell
+        if shell.tmpdir is None:
+            self._make_tmp_path()
+        return str(self._transfer_file(str(source), shell.join_path(shell.tmpdir, sha256)))
+
+    def _received(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        files, directory = parse_files(args.get("files") or ()), Path(str(args["directory"]))
+        missing = different(files, directory)
+        if not self._task.check_mode:
+            for item in missing:
+                place(item, directory, lambda sha256, to: self._fetch(args, sha256, to))
+        lines = inventory_lines([item.path for item in files], str(directory))
+        self._display.display(
+            printable("\n".join(["\nIn the inventory, write:", *(f"  {line}" for line in lines)]))
+        )
+        names = [item.path for item in missing]
+        return {
+            "changed": bool(missing),
+            "actions": [f"place {name} in {directory}" for name in names],
+            "inventory": lines,
+            "diff": {"before": {"missing": names}, "after": {"missing": []}},
+        }
+
+    def _fetch(self, args: Mapping[str, Any], sha256: str, target: str) -> None:
+        """Copy a blob of the store, which every user may read, as a stream."""
+        source = os.path.join(str(args.get("store") or STORE), "blobs", "sha256", sha256)
+        try:
+            self._connection.fetch_file(source, target)
+        except AnsibleError as error:
+            what = f"{source} cannot be copied to the control node: {error}"
+            fix = "The remote user has to be able to read it; see the modes of the directories above it."
+            raise FleetError([Problem((), what, fix)]) from error
+
+
+def _batches(missing: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield blobs that are together not larger than BATCH, or one that is."""
+    batch: list[str] = []
+    size = 0
+    for sha256, own in missing.items():
+        if batch and size + own > BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(sha256)
+        size += own
+    if batch:
+        yield batch

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Take files of the control node into the content store of the node that makes a bundle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..common.disk_space import free_bytes, sized
+from ..common.module_main import NodeError
+from .blobs import Store
+from .bundle_write import DISK_MARGIN
+from .manifest import Manifest
+
+NAME = "files of the control node"
+"""The name of their manifest; a store has one of them."""
+
+
+def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], check: bool) -> dict[str, Any]:
+    """Take what was received, by SHA-256, and return the module's result with what the store lacks.
+
+    Without anything received, what the store has is hashed again. Raise NodeError for other content.
+    """
+    if not received and not check:
+        store.remove_wrong(manifest)
+    workspace = store.workspace("control-files") if received else ""
+    try:
+        for sha256, path in received.items():
+            if sha256 not in manifest.blobs:
+                raise NodeError(f"{path} is no file of the manifest.")
+            own = os.path.join(workspace, sha256)
+            shutil.copyfile(path, own)  # a link would still be the remote user's
+            os.unlink(path)
+            store.add(own, sha256, manifest.blobs[sha256], move=True)
+    finally:
+        if workspace:
+            shutil.rmtree(workspace, ignore_errors=True)
+    missing = store.missing(manifest)
+    need, free = sum(missing.values()) + DISK_MARGIN, free_bytes(store.root)
+    if missing and free < need:
+        raise NodeError(
+            f"Not enough disk for the files of the control node: {store.root} has {sized(free)} free, and "
+            f"{sized(need)} are needed. Make room (playbooks/prune.yml), and run again."
+        )
+    known = any(item == manifest for item in store.manifests())
+    if not missing and not known and not check:
+        store.record(manifest)
+        for other in [item for item in store.manifests() if item.name == NAME and item != manifest]:
+            store.drop(other)
+    count, size = len(missing), sized(sum(missing.values()))
+    actions = (
+        []
+        if known and not missing
+        else [f"take {len(manifest.files)} files of the control node into {store.root}"]
+    )
+    return {
+        "changed": bool(actions),
+        "actions": actions,
+        "missing": missing,
+        "manifest": None if missing else manifest.to_json(),
+        "diff": {
+            "before": {"missing": f"{count} files, {size}" if count else "nothing"},
+            "after": {"missing": "nothing"},
+        },
+    }
+
+
+def files_of(manifests: Iterable[Manifest]) -> list[dict[str, Any]]:
+    """Return the files of the control node among a bundle's manifests, as control_files takes them."""
+    return [data for item in manifests if item.name == NAME for data in item.to_json()["files"]]

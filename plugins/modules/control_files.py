@@ -1,0 +1,131 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: copy files of the control node into a node's content store, or from there to the control node."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: control_files
+short_description: Carry files of the control node in a bundle
+version_added: "0.2.0"
+description:
+  - Copies files of the control node into a node's content store, from which M(instinct.fleet.blob_bundle) writes them
+    into a bundle. Only what the store lacks is copied, and each file is hashed when it has arrived.
+  - Copies the files of a loaded bundle into a directory of the control node, hashed before they get their names. What
+    is there with its content is not copied. Says what an inventory writes to name them.
+author: instinct-fleet contributors (@instinct-fleet)
+options:
+  state:
+    description: V(sent) into O(store), V(received) in O(directory).
+    type: str
+    choices: [sent, received]
+    required: true
+  files:
+    description:
+      - With O(state=sent), the files as M(instinct.fleet.bundle_content) returns them, with path and source; with
+        O(state=received), as M(instinct.fleet.blob_bundle) returns them, with path, size and sha256.
+    type: list
+    elements: dict
+    required: true
+  directory:
+    description: The directory of the control node. Needed with O(state=received).
+    type: path
+    default: ""
+  received:
+    description: Copies of files on the node, by their SHA-256. The action plugin sets it; leave it out.
+    type: dict
+    default: {}
+  store:
+    description: The content store.
+    type: path
+    default: /var/lib/instinct-fleet/store
+  timeout:
+    description: Seconds to wait for another run of this module, or of M(instinct.fleet.blob_fetch), on the node.
+    type: int
+    default: 14400
+extends_documentation_fragment:
+  - instinct.fleet.attributes
+  - instinct.fleet.lease
+attributes:
+  check_mode:
+    support: full
+    details: Names what would be copied.
+  diff_mode:
+    support: full
+    details: What is missing, before and after.
+  idempotent:
+    support: full
+    details: What is there with its content is not copied.
+"""
+
+EXAMPLES = r"""
+- name: Put the files of a bundle beside the inventory
+  instinct.fleet.control_files:
+    state: received
+    files: "{{ __bundle_written.files }}"
+    directory: "{{ inventory_dir }}/.bundle_files"
+"""
+
+RETURN = r"""
+manifest:
+  description: Name and files, each with path, size and sha256; null in check mode if the store lacks any.
+  type: dict
+  returned: with O(state=sent)
+missing:
+  description: Sizes in bytes of what the store lacks, by SHA-256.
+  type: dict
+  returned: with O(state=sent)
+inventory:
+  description: What an inventory writes to name the files.
+  type: list
+  elements: str
+  returned: with O(state=received)
+actions:
+  description: What was done; in check mode what would be.
+  type: list
+  elements: str
+  returned: success
+"""
+
+from contextlib import nullcontext
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
+from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.store.control_files import NAME, take_files
+from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
+
+
+def argument_spec():
+    """Return the module's options."""
+    return {
+        "state": {"type": "str", "required": True, "choices": ["sent", "received"]},
+        "files": {"type": "list", "elements": "dict", "required": True},
+        "directory": {"type": "path", "default": ""},
+        "received": {"type": "dict", "default": {}},
+        "store": {"type": "path", "default": paths.STORE},
+        "timeout": {"type": "int", "default": 14400},
+        **LEASE_OPTION,
+    }
+
+
+def work(params, check):
+    """Take the files. Return the module's result."""
+    if params["state"] == "received":
+        raise NodeError("state: received is the action plugin's, on the control node.")
+    manifest = parse_manifest({"name": NAME, "files": params["files"]})
+    with nullcontext() if check else run_lock("blob_fetch", params["timeout"]):
+        return take_files(Store(params["store"]), manifest, params["received"], check)
+
+
+def main():
+    """Run the module."""
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    finish(module, (), leased(module, lambda: work(module.params, module.check_mode)))
+
+
+if __name__ == "__main__":
+    main()
