@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manifest import (
+    commit_of,
+    statement,
+    statement_text,
+)
 
 from .conftest import Lab, Run, container, reset_lab
 from .helpers import STANDIN, completion, deployment
@@ -18,8 +24,20 @@ from .test_distribution import ENGINE
 
 OTHER = "registry.lab:5000/lab/standin:air-gap"
 BUNDLES = "/var/tmp/bundles"
+MODELS = "/var/lib/instinct-fleet/models"
+FILES = {"chats.json": 300_000, "wheels/one.whl": 40_000, "wheels/two.whl": 5_000}
+PLACED = {
+    "benchmark_suite_args/chats.json": "chats.json",
+    "accuracy_lm_eval_packages/wheels/one.whl": "wheels/one.whl",
+    "accuracy_lm_eval_packages/wheels/two.whl": "wheels/two.whl",
+}
+"""The files beside the inventory inside, with their names outside."""
 LAYER_BYTES = 3_000_000
-ENVIRONMENT = "docker exec $(docker ps -q) sh -c 'cat /proc/[0-9]*/environ' | tr '\\0' '\\n' | sort | uniq"
+WITHOUT_OFFLINE = (
+    "for id in $(docker ps -q); do docker exec $id sh -c 'cat /proc/[0-9]*/environ' | tr '\\0' '\\n' "
+    "| grep -qx HF_HUB_OFFLINE=1 || echo $id; done"
+)
+"""Names the containers that could ask a hub."""
 
 
 def _changed_weights(lab: Lab) -> int:
@@ -46,6 +64,37 @@ def no_route(fresh_lab: Lab) -> Iterator[Lab]:
     """A lab that is cut off from registry and hub later: the bundle is made before."""
     with routes_restored():
         yield fresh_lab
+
+
+def _make_model(lab: Lab, host: str) -> str:
+    """Make a model of the downloaded one on a host, as quantize.yml leaves it, and return its path."""
+    fresh = f"{MODELS}/made/fresh"
+    lab.on(
+        host, f"mkdir -p {fresh} && cp -rL /var/lib/instinct-fleet/hf/hub/models--*/snapshots/*/. {fresh}/"
+    )
+    lines = lab.on(host, f"cd {fresh} && find . -type f -printf '%P\\n' | xargs sha256sum").splitlines()
+    files = {path: digest for digest, path in (line.split(maxsplit=1) for line in lines)}
+    commit = commit_of(files)
+    command = ["docker", "exec", "-i", container(host), "tee", f"{fresh}/manifest.json"]
+    subprocess.run(
+        command,
+        check=True,
+        input=statement_text(statement("made", files)).encode(),
+        stdout=subprocess.DEVNULL,
+    )
+    lab.on(host, f"mv {fresh} {MODELS}/made/{commit}")
+    config = lab.inventory / "models/made"
+    config.mkdir(parents=True)
+    (config / "config.json").write_text(
+        lab.on(host, f"cat {MODELS}/made/{commit}/config.json"), encoding="utf-8"
+    )
+    return f"{MODELS}/made/{commit}"
+
+
+def _write_files(outside: Path) -> None:
+    for name, size in FILES.items():
+        (outside / name).parent.mkdir(parents=True, exist_ok=True)
+        (outside / name).write_bytes(random.Random(name).randbytes(size))
 
 
 def _ok(run: Run) -> Run:
@@ -78,10 +127,22 @@ def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path
     second = deployment(image=OTHER)
     _digest, added = publish_other("air-gap", LAYER_BYTES)
 
+    outside = tmp_path / "outside"
+    _write_files(outside)
+    named = {
+        "benchmark_suite_args": {"dataset_path": str(outside / "chats.json")},
+        "accuracy_lm_eval_packages": str(outside / "wheels"),
+    }
     lab.write_vars(vllm_deployments=[first])
     _ok(lab.play("deploy", "--limit", maker))
+    path = _make_model(lab, maker)
+    made = deployment(
+        name="made", model=path, model_config="models/made", served_model_name="made", port=8100, gpus=[1]
+    )
+    lab.write_vars(vllm_deployments=[first, made], **named)
+    _ok(lab.play("deploy", "--limit", maker))
     whole = _create(lab, maker, "first")
-    lab.write_vars(vllm_deployments=[second])
+    lab.write_vars(vllm_deployments=[second, made], **named)
     _ok(lab.play("deploy", "--limit", maker))
     base = f"bundle_base={BUNDLES}/first/bundle.json"
     difference = _create(lab, maker, "second", "-e", base)
@@ -96,6 +157,9 @@ def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path
     _carry_out(maker, tmp_path / "carried.tar")
 
     reset_lab()
+    shutil.rmtree(outside)
+    shutil.rmtree(lab.inventory / "models")
+    inside = lab.inventory / ".bundle_files"
     for host in lab.hosts:
         lab.on(host, ENGINE)
     _carry_in(maker, tmp_path / "carried.tar")
@@ -118,15 +182,30 @@ def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path
 
     _ok(lab.play("bundle_verify", *place))
     first_place = ["--limit", maker, "-e", f"bundle_dir={BUNDLES}/first"]
+    wanted = {f"place {path}", *(f"place {name} in {inside}" for name in PLACED)}
+    assert wanted <= set(_ok(lab.play("bundle_load", *first_place, "--check")).actions()[maker])
+    assert not inside.exists()
     assert lab.killed_at("Write, verify or load the bundle", "bundle_load", *first_place)
-    for name in ("first", "second"):
-        _ok(lab.play("bundle_load", "--limit", maker, "-e", f"bundle_dir={BUNDLES}/{name}"))
+    for bundle in ("first", "second"):
+        loaded = _ok(lab.play("bundle_load", "--limit", maker, "-e", f"bundle_dir={BUNDLES}/{bundle}"))
+        assert f"accuracy_lm_eval_packages: {inside}/accuracy_lm_eval_packages/wheels" in loaded.out
+        for name, source in PLACED.items():
+            assert (inside / name).read_bytes() == random.Random(source).randbytes(FILES[source])
+        for more in ([], ["--check"]):
+            again = _ok(
+                lab.play("bundle_load", "--limit", maker, "-e", f"bundle_dir={BUNDLES}/{bundle}", *more)
+            )
+            assert again.changed() == []
+    made["model_config"] = ".bundle_files/vllm_deployments/made"
+    lab.write_vars(vllm_deployments=[second, made], air_gap=True)
     run = _ok(lab.play("deploy"))
     assert "ignoring" not in run.out
     assert {(item["seed"], item["origin"]) for item in run.plan()["transfers"]} == {(maker, None)}
     for host in lab.hosts:
         assert completion(lab, host, 8000)["usage"]["completion_tokens"]
-        assert "HF_HUB_OFFLINE=1" in lab.on(host, ENVIRONMENT)
+        assert completion(lab, host, 8100, "made")["usage"]["completion_tokens"]
+        assert len(lab.on(host, "docker ps -q").split()) == 2
+        assert lab.on(host, WITHOUT_OFFLINE) == ""
     assert any(one.startswith("link lab/tiny-llama@") for one in run.actions()[other])
     assert _ok(lab.play("deploy")).changed() == []
     nobody_asked(lab)
