@@ -76,9 +76,8 @@ class ActionModule(LeasedAction):
             for item in missing:
                 place(item, directory, lambda sha256, to: self._fetch(args, sha256, to))
         lines = inventory_lines([item.path for item in files], str(directory))
-        self._display.display(
-            printable("\n".join(["\nIn the inventory, write:", *(f"  {line}" for line in lines)]))
-        )
+        text = "\n".join(["\nIn the inventory, write:", *(f"  {line}" for line in lines)])
+        self._display.display(printable(text))
         names = [item.path for item in missing]
         return {
             "changed": bool(missing),
