@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manifest import (
+    MODELS,
     commit_of,
     statement,
     statement_text,
@@ -24,7 +25,6 @@ from .test_distribution import ENGINE
 
 OTHER = "registry.lab:5000/lab/standin:air-gap"
 BUNDLES = "/var/tmp/bundles"
-MODELS = "/var/lib/instinct-fleet/models"
 FILES = {"chats.json": 300_000, "wheels/one.whl": 40_000, "wheels/two.whl": 5_000}
 PLACED = {
     "benchmark_suite_args/chats.json": "chats.json",

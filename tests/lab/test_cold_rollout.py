@@ -75,7 +75,7 @@ def shaped(link: Link, host: str) -> Iterator[None]:
 
 
 def timeline(run: Run) -> str:
-    """What of the run took longer than a blink, by task, in order."""
+    """What of the run took more than 0.2 s, by task, in order."""
     times = [(record["at"], record["task"]) for record in run.records]
     steps = [(at - before, task) for (before, _task), (at, task) in pairwise(times)]
     return "; ".join(f"{task} {seconds:.1f} s" for seconds, task in steps if seconds > 0.2)
