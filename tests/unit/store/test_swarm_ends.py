@@ -24,6 +24,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store import (
     swarm_job,
     swarm_member,
     swarm_preparation,
+    swarm_run,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of
@@ -37,6 +38,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_job imp
     write_job,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_run import SwarmRun
+from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_share import ReceiverShare
 from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_state import SwarmState, read_state
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive
 
@@ -236,3 +238,32 @@ def test_no_thread_is_left(job: SwarmJob, tmp_path: Path) -> None:
     while threading.active_count() > before:
         assert time.monotonic() < limit, threading.enumerate()
         time.sleep(0.05)
+
+
+class Restarted(Exception):
+    pass
+
+
+class HangingEngine:
+    """An engine that has all blocks of a piece, and waits for them."""
+
+    banned: frozenset[str] = frozenset()
+
+    def restart(self) -> None:
+        raise Restarted
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {"hangs": True, "have": [False, False], "copies": [0, 0], "totals": (0, 0)}
+        return lambda *_args: answers.get(name, [])
+
+
+def test_an_engine_that_waits_for_what_it_has_is_restarted(
+    job: SwarmJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm_run, "_HANGS_SECONDS", 0.3)
+    run = SwarmRun(changed(job, stall=5.0), str(tmp_path))
+    run.share = ReceiverShare([0], 0, 1)
+    begun = time.monotonic()
+    with pytest.raises(Restarted):
+        run._exchange(HangingEngine())  # type: ignore[arg-type]
+    assert time.monotonic() - begun > 0.3
