@@ -17,9 +17,16 @@ from .removable import removable
 
 
 def check_disk(
-    host: Host, images: Iterable[ImageStep], models: Iterable[ModelStep], lock: Lock
+    host: Host,
+    images: Iterable[ImageStep],
+    models: Iterable[ModelStep],
+    arriving: Iterable[tuple[str, int]],
+    lock: Lock,
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    """Return a problem for each file system that is too small, and warnings for what could not be checked."""
+    """Return a problem for each file system that is too small, and warnings for what could not be checked.
+
+    arriving: names and bytes of models that come from other hosts of the fleet.
+    """
     if host.state is None:
         return (), ()
     needs: list[tuple[str, int, str]] = []
@@ -31,6 +38,7 @@ def check_disk(
     for model in models:
         left = 0 if linked(host, model) else max(0, model.bytes - _partial(host, model))
         needs.append((model.cache_dir, left, f"weights of {model.repo}"))
+    needs.extend((DATA_DIR, amount, what) for what, amount in arriving)
     by_device: dict[int, list[tuple[str, int, str]]] = {}
     disks: dict[int, Disk] = {}
     for path, amount, what in needs:
@@ -71,8 +79,10 @@ def _fix(host: Host, entries: Iterable[tuple[str, int, str]], root: str, prune: 
     ways = [f"remove what nothing refers to (prune.yml --limit {host.name} shows it)"] if prune else []
     if root in paths:
         ways.append("move Docker's data-root to a larger file system")
-    if paths - {root}:
+    if paths - {root, DATA_DIR}:
         ways.append("point hf_model_cache_dir at a larger file system")
+    if DATA_DIR in paths:
+        ways.append(f"mount a larger file system at {DATA_DIR}")
     return f"Make room: {', or '.join(ways)}."
 
 

@@ -216,7 +216,7 @@ def _fetch(
                 else None) for item in host.deployments}  # fmt: skip
     models = steps.models(host, lock, image_of)
     fetched = [image for image, _unused in images], [model for model, _unused in models]
-    obstacles, warnings = check_disk(host, *fetched, lock)
+    obstacles, warnings = check_disk(host, *fetched, arriving, lock)
     obstacles = (*obstacles, *check_quota(host, *fetched, arriving, lock))
     downloads = tuple(steps.downloads(host, lock))
     if unknown:  # the weights come later in the same run, and must have room then

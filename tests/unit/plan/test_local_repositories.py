@@ -149,8 +149,13 @@ def test_a_quota_holds_for_them(quota: int, copies: list[Json | None], left: set
             "from n1, the only ones that have it: no address of theirs is known",
         ),
         (
-            {"state": {"disk": [{"path": "/var/lib", "free_bytes": GIB, "total_bytes": GIB, "device": 1}]}},
-            "not enough disk space for",
+            {
+                "state": {
+                    "disk": [{"path": "/var/lib", "free_bytes": 16 * GIB, "total_bytes": GIB, "device": 1}]
+                }
+            },
+            "not enough disk space for /var/lib/docker and /var/lib/instinct-fleet: 17.0 GiB are needed (image "
+            "registry.lab:5000/lab/vllm:1 12.0 GiB, model llama-ptpc-fp8@aaaaaaaaaaaa 5.0 GiB), 16.0 GiB are free",
         ),
     ],
 )
