@@ -18,18 +18,18 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import
     load_gpus,
     read_yaml,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.found_files import find_files
+from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_files import (
+    FILES,
+    SECRET_FILES,
+    Places,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     GROUP as BALANCERS,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.closure import LOCK, closure, lock_pins
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.control_files import (
-    FILES,
-    SECRET_FILES,
-    Places,
-    find_files,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
 
 

@@ -14,14 +14,14 @@ from typing import Any
 from ansible.errors import AnsibleError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import STORE
-from ansible_collections.instinct.fleet.plugins.plugin_utils.leased_action import LeasedAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.control_files import inventory_lines
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.placed_files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_files import inventory_lines
+from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.placed_files import (
     different,
-    file_hash,
     parse_files,
     place,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.file_hash import file_hash
+from ansible_collections.instinct.fleet.plugins.plugin_utils.leased_action import LeasedAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 BATCH = 1 << 28

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
 
 from . import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 from .cache_records import CacheRecords
+from .file_hash import file_hash
 from .leased_action import LeasedAction
 
 MODULE = "instinct.fleet.instance_cache"
@@ -93,7 +92,7 @@ class CacheAction(LeasedAction):
             self._connection.fetch_file(
                 self._connection._shell.join_path(export, record["sha256"]), str(received)
             )
-            if sha256_of(received) != record["sha256"]:
+            if file_hash(received) != record["sha256"]:
                 received.unlink()
                 raise AnsibleError("what arrived here has another SHA-256 than what was packed")
         records.add(key, {**record, "host": self._host(facts), "instance": instance["name"]}, received)
@@ -129,12 +128,6 @@ def keyed(servers: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
         for item in servers
         if item.get("cache_key")
     ]
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _cold(instances: Iterable[Mapping[str, str]], why: object) -> str:

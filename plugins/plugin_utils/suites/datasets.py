@@ -6,7 +6,6 @@ What a plan finds wrong is said before an instance is drained.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from ...module_utils.common.generations import BENCHMARK, UPGRADE
 from ...module_utils.common.paths import DATA_DIR
 from ..catalog.flag_values import Value
 from ..catalog.load import Knowledge
+from ..file_hash import file_hash
 from .dataset_format import FORMATS, wrong_format
 from .overrides import parse_overrides
 from .parse import read_suite
@@ -42,8 +42,7 @@ class DatasetFile:
     @cached_property
     def version(self) -> str:
         """Return the start of its SHA-256 in hexadecimal. Raise OSError if it cannot be read."""
-        with self.path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()[:12]
+        return file_hash(self.path)[:12]
 
     @property
     def directory(self) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...module_utils.common.errors import FleetError, Problem
+from ..file_hash import file_hash
 
 Fetch = Callable[[str, str], None]
 """Brings the blob of a SHA-256 from the node to a path."""
@@ -84,9 +84,3 @@ def place(item: PlacedFile, directory: Path, fetch: Fetch) -> None:
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file in hex digits. Raise OSError."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

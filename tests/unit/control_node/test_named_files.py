@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.control_files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.found_files import find_files
+from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_files import (
     FILES,
     SECRET_FILES,
     Places,
-    find_files,
     inventory_lines,
 )
 
