@@ -25,8 +25,29 @@ from .test_distribution import ENGINE
 
 OTHER = "registry.lab:5000/lab/standin:air-gap"
 BUNDLES = "/var/tmp/bundles"
-FILES = {"chats.json": 300_000, "wheels/one.whl": 40_000, "wheels/two.whl": 5_000}
+SUITE = """\
+schema: 1
+suite: talks
+title: Conversations
+repeats: {warmups: 0, blocks: 1, most: 1, half_width: 0.5}
+percentiles: [50]
+groups:
+  - title: Conversations
+    kind: serve
+    dataset: sharegpt
+    load: {concurrency: [2]}
+    num_prompts: {count: 8}
+    args: {temperature: 0}
+"""
+CHATS = [{"conversations": [{"value": f"Count to {at}"}, {"value": "one two " * 8}]} for at in range(2_000)]
+FILES = {
+    "chats.json": json.dumps(CHATS).encode(),
+    "talks.yml": SUITE.encode(),
+    "wheels/one.whl": random.Random(1).randbytes(40_000),
+    "wheels/two.whl": random.Random(2).randbytes(5_000),
+}
 PLACED = {
+    "benchmark_suite/talks.yml": "talks.yml",
     "benchmark_suite_args/chats.json": "chats.json",
     "accuracy_lm_eval_packages/wheels/one.whl": "wheels/one.whl",
     "accuracy_lm_eval_packages/wheels/two.whl": "wheels/two.whl",
@@ -92,9 +113,9 @@ def _make_model(lab: Lab, host: str) -> str:
 
 
 def _write_files(outside: Path) -> None:
-    for name, size in FILES.items():
+    for name, content in FILES.items():
         (outside / name).parent.mkdir(parents=True, exist_ok=True)
-        (outside / name).write_bytes(random.Random(name).randbytes(size))
+        (outside / name).write_bytes(content)
 
 
 def _ok(run: Run) -> Run:
@@ -130,6 +151,7 @@ def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path
     outside = tmp_path / "outside"
     _write_files(outside)
     named = {
+        "benchmark_suite": str(outside / "talks.yml"),
         "benchmark_suite_args": {"dataset_path": str(outside / "chats.json")},
         "accuracy_lm_eval_packages": str(outside / "wheels"),
     }
@@ -190,14 +212,18 @@ def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path
         loaded = _ok(lab.play("bundle_load", "--limit", maker, "-e", f"bundle_dir={BUNDLES}/{bundle}"))
         assert f"accuracy_lm_eval_packages: {inside}/accuracy_lm_eval_packages/wheels" in loaded.out
         for name, source in PLACED.items():
-            assert (inside / name).read_bytes() == random.Random(source).randbytes(FILES[source])
+            assert (inside / name).read_bytes() == FILES[source]
         for more in ([], ["--check"]):
             again = _ok(
                 lab.play("bundle_load", "--limit", maker, "-e", f"bundle_dir={BUNDLES}/{bundle}", *more)
             )
             assert again.changed() == []
     made["model_config"] = ".bundle_files/vllm_deployments/made"
-    lab.write_vars(vllm_deployments=[second, made], air_gap=True)
+    brought = {
+        "benchmark_suite": str(inside / "benchmark_suite/talks.yml"),
+        "benchmark_suite_args": {"dataset_path": str(inside / "benchmark_suite_args/chats.json")},
+    }
+    lab.write_vars(vllm_deployments=[second, made], air_gap=True, **brought)
     run = _ok(lab.play("deploy"))
     assert "ignoring" not in run.out
     assert {(item["seed"], item["origin"]) for item in run.plan()["transfers"]} == {(maker, None)}
@@ -208,4 +234,8 @@ def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path
         assert lab.on(host, WITHOUT_OFFLINE) == ""
     assert any(one.startswith("link lab/tiny-llama@") for one in run.actions()[other])
     assert _ok(lab.play("deploy")).changed() == []
+    _ok(lab.play("benchmark", "-e", "benchmark_run=inside"))
+    rows = (lab.tmp / "results/inside/runs.jsonl").read_text(encoding="utf-8").splitlines()
+    measured = {(row["host"], row["suite"], row["cell"]) for row in map(json.loads, rows)}
+    assert measured == {(host, "talks", "sharegpt-c2") for host in lab.hosts}
     nobody_asked(lab)
