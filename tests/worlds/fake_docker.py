@@ -236,18 +236,26 @@ class FakeDocker:
         if fault:
             self.break_off(http, fault)
 
-    def stream(self, http: BaseHTTPRequestHandler, parts: Sequence[bytes], rest: bytes = b"") -> bool:
-        """An answer in chunks, of which nobody knows how many come; whether it came to its end."""
+    def stream(
+        self,
+        http: BaseHTTPRequestHandler,
+        parts: Sequence[bytes],
+        rest: bytes = b"",
+        done: Callable[[], object] = bool,
+    ) -> None:
+        """An answer in chunks, of which nobody knows how many come; done: what has come to be when its end is sent."""
         http.send_response(200)
         http.send_header("Transfer-Encoding", "chunked")
         http.end_headers()
         fault = self.fault_of(http)
         for part in parts:
             http.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
-        http.wfile.write(rest if fault else b"0\r\n\r\n")
         if fault:
+            http.wfile.write(rest)
             self.break_off(http, fault)
-        return not fault
+        else:
+            done()
+            http.wfile.write(b"0\r\n\r\n")
 
     def fault_of(self, http: BaseHTTPRequestHandler) -> str:
         """What is to go wrong with the answer of a request; "" for nothing."""
@@ -326,12 +334,12 @@ class FakeDocker:
         if self.pull_status != 200:
             return self.send(http, self.pull_status, self.pull_events[0])
         lines = [json.dumps(event).encode() + b"\r\n" for event in self.pull_events]
-        if not self.stream(http, lines, self.pull_rest):
-            return None
-        if not any("error" in event for event in self.pull_events):
-            name = f"{query['fromImage']}@{query['tag']}"
-            self.add_image(name, **(self.pulled or {}))
-        return None
+
+        def pulled() -> None:
+            if not any("error" in event for event in self.pull_events):
+                self.add_image(f"{query['fromImage']}@{query['tag']}", **(self.pulled or {}))
+
+        self.stream(http, lines, self.pull_rest, pulled)
 
     def _push(self, http: Any, path: str, query: dict[str, str]) -> None:
         repository = path[len("/images/") : -len("/push")]
@@ -345,17 +353,17 @@ class FakeDocker:
             return None
         content = self.push_to.image if self.push_to else b"{}"
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        if not self.stream(
-            http, [json.dumps({"status": "Pushed", "aux": {"Digest": digest}}).encode() + b"\r\n"]
-        ):
-            return None
-        if self.push_to:
-            self.push_to.contents.update({digest: content, query["tag"]: content})
-        if self.push_lists:
-            name = f"{repository}@{digest}"
-            image["RepoDigests"] = [*dict.fromkeys([*image["RepoDigests"], name])]
-            self.images[name] = image
-        return None
+
+        def pushed() -> None:
+            if self.push_to:
+                self.push_to.contents.update({digest: content, query["tag"]: content})
+            if self.push_lists:
+                name = f"{repository}@{digest}"
+                image["RepoDigests"] = [*dict.fromkeys([*image["RepoDigests"], name])]
+                self.images[name] = image
+
+        said = json.dumps({"status": "Pushed", "aux": {"Digest": digest}}).encode() + b"\r\n"
+        return self.stream(http, [said], done=pushed)
 
     def _find(self, http: Any, path: str) -> FakeContainer | None:
         name = path.split("/")[2]
