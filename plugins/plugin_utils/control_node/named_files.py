@@ -35,7 +35,7 @@ class Places:
 
 @dataclass(frozen=True)
 class NamedFile:
-    """What a variable names. keys: its place in the value; paths: where it may be, of which the first that exists counts."""
+    """What a variable names. keys: its place in the value; paths: where it may be; the first that exists counts."""
 
     variable: str
     keys: Keys
