@@ -22,11 +22,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
     HaproxyUnavailable,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.guard import Guard
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
-    Backend,
-    BackendServer,
-    config_data,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import group_servers
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
 
 from tests.helpers.eventually import GENEROUS, eventually
 from tests.helpers.ports import free_port
@@ -158,14 +156,15 @@ class World:
             "metrics_port": free_port(),
             **settings,
         }
-        backends = [
-            Backend(name, (f"lab/{name}",), tuple(
-                BackendServer(hosts[index % len(hosts)], f"{name}-{index // len(hosts)}", "127.0.0.1", port, limit)
-                for index, port in enumerate(ports)
-            ))
-            for name, ports in self.ports.items()
+        servers = [
+            BackendServer(
+                hosts[index % len(hosts)], f"{name}-{index // len(hosts)}", name, "127.0.0.1", port, limit,
+                (f"lab/{name}",),
+            )
+            for name, ports in self.ports.items() for index, port in enumerate(ports)
         ]  # fmt: skip
-        self.data = {**config_data(balancer_settings(**given), backends), "agent_port": free_port()}
+        data = config_data(balancer_settings(**given), group_servers(servers))
+        self.data = {**data, "agent_port": free_port()}
         text = DRAW(self.data)
         for line in ("    user haproxy\n", "    group haproxy\n", "    chroot /var/lib/haproxy\n"):
             assert line in text

@@ -10,6 +10,8 @@ OPERATOR = "operator"
 """Marks servers drained by the operator: a run returns to service only servers that a run drained."""
 BALANCER = "balancer"
 """The class of a failure of a load balancer itself, as opposed to one of its instances."""
+NOT_IN_SERVICE = "not_in_service"
+"""The class of a failure to return an instance to service in time, though it has answered on its host."""
 # HAProxy queries the agent on loopback, see programs/haproxy_agent.py.
 AGENT_PORT = 8406
 # HAProxy's address for routers (programs/router.py), and the ports of routers; each has a second port, METRICS above.

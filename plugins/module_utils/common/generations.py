@@ -25,6 +25,8 @@ class BackendInstance:
         headless: it works for another server and is never queried
         endpoint: its deployment is served through the load balancer
         path: the deployment's position in the inventory, for problems
+        weight: its share of the requests, relative to others that serve the same model name
+        recorded: it is as a node has recorded it, not as the inventory defines it
     """
 
     name: str
@@ -37,6 +39,8 @@ class BackendInstance:
     headless: bool = False
     endpoint: bool = True
     path: tuple[str | int, ...] = field(default=("vllm_deployments",), compare=False)
+    weight: int = 1
+    recorded: bool = False
 
 
 class GenerationMember(NamedTuple):
@@ -144,6 +148,7 @@ class Generation:
             headless=member.headless,
             endpoint=self.endpoint,
             path=path,
+            recorded=True,
         )
 
     def server(self, member: GenerationMember) -> dict[str, Any]:

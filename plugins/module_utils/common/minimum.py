@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many engines of a deployment stay in service, whatever a command does. Pure.
+"""How many engines stay in service for each model name, whatever a command does. Pure.
 
 Upgrades, deploys, rollbacks and restarts keep to it by their batches. Every other command that takes engines out of
 service is refused here if it would leave too few, unless the operator says in that very command that it may.
@@ -26,13 +26,23 @@ WORD = "-e at_once=true"
 
 @dataclass(frozen=True)
 class ServingEngine:
-    """An engine of a deployment: its instance and hosts, whether it serves now, and whether a command takes it out."""
+    """An engine of a deployment: its instance and hosts, whether it serves now, and whether a command takes it out.
+
+    models: the names that clients may ask it for. A load balancer may have it twice, for other names or at another
+    address.
+    """
 
     deployment: str
     instance: str
     hosts: tuple[str, ...]
     serves: bool
     taken: bool
+    models: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        """Return what is the same of the engine's entries."""
+        return self.instance, self.hosts
 
 
 def refusals(
@@ -41,10 +51,10 @@ def refusals(
     limit_also: Sequence[str] = (),
     whole_hosts: bool = False,
 ) -> tuple[Problem, ...]:
-    """Return why a command may not take these engines out, for each deployment that it would leave too few of.
+    """Return why a command may not take these engines out, for each model name that it would leave too few of.
 
-    engines: all of the deployments that the command touches. Those that do not serve are no capacity, and may always be
-    taken. min_in: as in minimum(). limit_also: hosts that a smaller --limit has to name too. whole_hosts:
+    engines: all with the model names that the command touches. Those that do not serve are no capacity, and may always
+    be taken. min_in: as in minimum(). limit_also: hosts that a smaller --limit has to name too. whole_hosts:
     the command takes all instances of a host.
     """
     every = tuple(engines)
@@ -66,13 +76,34 @@ def minimum(total: int, min_in: Count | None = None) -> int:
     return max(1, min(math.ceil(share), total))
 
 
-def _short(engines: Iterable[ServingEngine], min_in: Count | None) -> Mapping[str, tuple[int, int, int, int]]:
-    """Return deployments with too few left: how many there are, serve, would be left, and have to stay."""
-    by_deployment: dict[str, list[ServingEngine]] = {}
+def services(engines: Iterable[ServingEngine]) -> dict[str, list[ServingEngine]]:
+    """Return the engines behind each model name, each once, by the deployments that serve it.
+
+    Names of the same engines are one. An engine without names counts with those of its deployment.
+    """
+    by_name: dict[tuple[str, str], dict[tuple[str, tuple[str, ...]], ServingEngine]] = {}
     for item in engines:
-        by_deployment.setdefault(item.deployment, []).append(item)
+        for name in [("", model) for model in item.models] or [(item.deployment, "")]:
+            there = by_name.setdefault(name, {})
+            known = there.get(item.key, item)
+            there[item.key] = replace(
+                item, serves=known.serves or item.serves, taken=known.taken or item.taken, models=()
+            )
+    found: dict[str, list[ServingEngine]] = {}
+    sets: set[frozenset[tuple[str, tuple[str, ...]]]] = set()
+    for (_unused, model), there in by_name.items():
+        if frozenset(there) not in sets:
+            sets.add(frozenset(there))
+            names = sorted({item.deployment for item in there.values()}, key=natural)
+            label = " and ".join(names)
+            found[label if label not in found else f"{label} ({model})"] = list(there.values())
+    return found
+
+
+def _short(engines: Iterable[ServingEngine], min_in: Count | None) -> Mapping[str, tuple[int, int, int, int]]:
+    """Return the services with too few left: how many there are, serve, would be left, and have to stay."""
     found = {}
-    for name, items in by_deployment.items():
+    for name, items in services(engines).items():
         serving = [item for item in items if item.serves]
         left, kept = sum(not item.taken for item in serving), minimum(len(items), min_in)
         if left < kept and left < len(serving):
@@ -108,13 +139,14 @@ def _way(
         if item.serves and allowed([item]):
             limit = ",".join((*item.hosts, *limit_also))
             return f"Take fewer at a time: --limit {limit} -e instance={item.instance}."
-    short = _short(engines, min_in)
+    short, behind = _short(engines, min_in), services(engines)
     lost = sorted(
-        (
+        {
             f"{item.instance} on {', '.join(item.hosts)}"
-            for item in engines
-            if item.deployment in short and not item.serves
-        ),
+            for name in short
+            for item in behind[name]
+            if not item.serves
+        },
         key=natural,
     )
     others = [f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else []

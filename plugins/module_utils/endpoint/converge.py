@@ -18,15 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.endpoint import ROUTERS, busy
+from ..common.balancer_config import carried_servers, configured_servers
+from ..common.endpoint import OPERATOR, ROUTERS, busy
 from ..common.files import make_private, read_text, write_atomic
 from ..common.hashing import spec_hash
 from ..common.module_main import NodeError
 from ..common.paths import BALANCER_DIR, BALANCER_STATE, ROUTER_DIR
 from ..common.run_lock import run_lock
 from ..serving.health import port_holder
-from .drain import DrainRecord
-from .haproxy_socket import Haproxy, state_file
+from .drain import DrainRecord, same_servers
+from .haproxy_socket import CarriedServer, Haproxy, state_file
 from .keepalived import KEEPALIVED, KeepalivedService
 from .keepalived import SERVICE as ADDRESS_SERVICE
 
@@ -203,6 +204,8 @@ class _Change:
             paths.keepalived,
         )
         self.before = {name: read_text(os.path.join(paths.current, name)) for name in self._names()}
+        self.former = json.loads(self.before.get("balancer.json") or "{}")
+        self.record = DrainRecord(paths.in_state("out.json"))
 
     def _names(self) -> list[str]:
         there = os.listdir(self.paths.current) if os.path.isdir(self.paths.current) else []
@@ -284,7 +287,7 @@ class _Change:
         make_private(paths.state)
         if not version:
             self._check_ports()
-        self._keep_states(version)
+        self._keep_states(version, self._servers())
         before = os.readlink(paths.current) if os.path.islink(paths.current) else ""
         self._swap(self._store())
         for path, text in services.items():
@@ -297,6 +300,7 @@ class _Change:
             self._read_back()
         except NodeError:
             if before and version:
+                self._keep_states(version, same_servers(self.former))
                 self._swap(before)
                 self._systemctl("reload", SERVICE)
             raise
@@ -306,7 +310,7 @@ class _Change:
             self._change_router()
         if address:
             self.keeper.do(address)
-        DrainRecord(paths.in_state("out.json")).keep(self._places())
+        self._carry_drains()
         write_atomic(paths.in_state("applied"), self.hash + "\n", 0o600)
         self._tidy()
 
@@ -327,11 +331,45 @@ class _Change:
         for name in names:
             self.haproxy.set_state(name, "ready")
 
-    def _places(self) -> dict[str, tuple[str, int]]:
+    def _carry_drains(self) -> None:
+        """Write the record of drained servers for this configuration."""
+        continued, drained = self._continued(), self._drained_instances()
+        self.record.carry(
+            {
+                name: continued.get(name) or drained.get((server["host"], server["instance"]), "")
+                for name, server in configured_servers(self.config).items()
+            }
+        )
+
+    def _servers(self) -> dict[str, CarriedServer]:
+        """Return the configured servers, with the ones that they continue.
+
+        A new server of an instance that the operator has drained is drained as well.
+        """
+        continued, drained = self._continued(), self._drained_instances()
         return {
-            f"{backend['name']}/{server['name']}": (server["address"], server["port"])
-            for backend in self.config["backends"]
-            for server in backend["servers"]
+            name: CarriedServer(
+                str(server["address"]),
+                int(server["port"]),
+                continued.get(name, ""),
+                (server["host"], server["instance"]) in drained,
+            )
+            for name, server in configured_servers(self.config).items()
+        }
+
+    def _continued(self) -> dict[str, str]:
+        """Return the former server that each one continues; without the former configuration that of the same name."""
+        if not self.former:
+            return {name: name for name in configured_servers(self.config)}
+        return carried_servers(self.former, self.config)
+
+    def _drained_instances(self) -> dict[tuple[str, str], str]:
+        """Return the instances (host, name) that the operator has drained, each with one of its former servers."""
+        record = self.record.read()
+        return {
+            (server["host"], server["instance"]): name
+            for name, server in configured_servers(self.former).items()
+            if record.get(name, {}).get("by") == OPERATOR
         }
 
     def _check_ports(self) -> None:
@@ -344,11 +382,11 @@ class _Change:
                 f"Port {self.config['port']} is taken by {holder}. Stop it, or set another load_balancer_port."
             )
 
-    def _keep_states(self, version: str) -> None:
+    def _keep_states(self, version: str, servers: Mapping[str, CarriedServer]) -> None:
         """Save for the new process which servers are up and which are drained."""
         path = self.paths.in_state("servers")
         text = self.haproxy.table("show servers state") if version else read_text(path)
-        write_atomic(path, state_file(text, self._places()) if text else "1\n", 0o600)
+        write_atomic(path, state_file(text or "", servers), 0o600)
 
     def _store(self) -> str:
         """Write the files into a new directory and return its name."""

@@ -12,18 +12,19 @@ import http.client
 import json
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.endpoint import BALANCER, OPERATOR
+from ..common.balancer_config import configured_servers, followers
+from ..common.endpoint import BALANCER, NOT_IN_SERVICE, OPERATOR
 from ..common.files import make_private, read_text, write_atomic
 from ..common.minimum import ServingEngine, parse_count, refusals
 from ..common.module_main import NodeError
 from ..common.paths import BALANCER_DIR, BALANCER_STATE
 from ..common.run_lock import run_lock
-from .haproxy_socket import Haproxy, state_file
+from .haproxy_socket import CarriedServer, Haproxy, ServerLoad, state_file
 
 POLL_SECONDS = 0.2
 ANSWER_BYTES = 8 << 20  # vLLM's metrics have some hundred kilobytes
@@ -50,9 +51,10 @@ class DrainRecord:
         """Return whether a run has drained servers."""
         return any(item.get("run") == run for item in self.read().values())
 
-    def keep(self, names: Collection[str]) -> None:
-        """Remove servers that are no longer configured."""
-        self.write({name: item for name, item in self.read().items() if name in names})
+    def carry(self, servers: Mapping[str, str]) -> None:
+        """Write the record of a new configuration; `servers` has the former server whose entry each of them gets."""
+        found = self.read()
+        self.write({name: found[before] for name, before in servers.items() if before in found})
 
 
 @dataclass(frozen=True)
@@ -92,17 +94,39 @@ class Balancer:
         """Return its record of drained servers."""
         return DrainRecord(f"{self.state}/out.json")
 
-    def servers(self) -> dict[str, dict[str, Any]]:
-        """Return the configured servers by "backend/server". Raise NodeError if there is no load balancer."""
+    def config(self) -> dict[str, Any]:
+        """Return its configuration as data. Raise NodeError if there is no load balancer."""
         text = read_text(f"{self.directory}/current/balancer.json")
         if text is None:
             what = "There is no load balancer on this host. Run site.yml first."
             raise NodeError(what, **{"class": BALANCER})
+        return dict(json.loads(text))
+
+    def servers(self) -> dict[str, dict[str, Any]]:
+        """Return the configured servers by "backend/server". Raise NodeError if there is no load balancer."""
+        return configured_servers(self.config())
+
+    def loads(self) -> dict[str, ServerLoad]:
+        """Return the requests at the configured servers, those that came by subsets of their backend included."""
+        config, found = self.config(), self.haproxy.loads()
+        following = followers(config)
         return {
-            f"{backend['name']}/{server['name']}": {**server, "deployment": backend["name"]}
-            for backend in json.loads(text)["backends"]
-            for server in backend["servers"]
+            name: replace(
+                found[name],
+                running=sum(found[one].running for one in (name, *following.get(name, ()))),
+                waiting=sum(found[one].waiting for one in (name, *following.get(name, ()))),
+            )
+            for name in configured_servers(config)
+            if name in found
         }
+
+
+def same_servers(config: Mapping[str, Any]) -> dict[str, CarriedServer]:
+    """Return the servers of a configuration, for a new process that has the same one."""
+    return {
+        name: CarriedServer(str(item["address"]), int(item["port"]), name)
+        for name, item in configured_servers(config).items()
+    }
 
 
 def find_servers(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
@@ -131,7 +155,7 @@ def find_servers(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
 
 def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> dict[str, Any]:
     """Set the servers' state, and wait. Raise NodeError if they do not get into service in time."""
-    addresses = {name: (str(item["address"]), int(item["port"])) for name, item in balancer.servers().items()}
+    addresses = same_servers(balancer.config())
     unknown = sorted(set(request.names) - set(addresses))
     if unknown:
         raise NodeError(
@@ -162,6 +186,7 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
             f"Not in service after {request.wait:.0f} s: {texts}. An instance enters service once its "
             f"/health answers and "
             "it has generated tokens. See docker logs instinct-<instance> on its host.",
+            **{"class": NOT_IN_SERVICE},
             **result,
         )
     result["warnings"] = [
@@ -172,7 +197,7 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
 
 
 def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
-    """Raise NodeError if HAProxy would have too few servers of a deployment in service without these.
+    """Raise NodeError if HAProxy would have too few servers of a model name in service without these.
 
     What counts is what HAProxy itself uses now, and nobody else drains meanwhile, as the caller holds the lock.
     """
@@ -183,7 +208,7 @@ def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
             'Use for example 1 or "75%".'
         )
     configured, now = balancer.servers(), balancer.haproxy.servers()
-    touched = {configured[name]["deployment"] for name in request.names}
+    touched = {model for name in request.names for model in configured[name]["models"]}
     engines = [
         ServingEngine(
             server["deployment"],
@@ -191,9 +216,10 @@ def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
             (server["host"],),
             name in now and now[name].up and now[name].state == "ready",
             name in request.names,
+            tuple(model for model in server["models"] if model in touched),
         )
         for name, server in configured.items()
-        if server["deployment"] in touched
+        if touched.intersection(server["models"])
     ]
     problems = refusals(engines, min_in, whole_hosts=request.whole_hosts)
     if problems:
@@ -201,7 +227,7 @@ def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
 
 
 def _set(
-    balancer: Balancer, request: ServerStateRequest, addresses: dict[str, tuple[str, int]], check: bool
+    balancer: Balancer, request: ServerStateRequest, addresses: Mapping[str, CarriedServer], check: bool
 ) -> tuple[list[str], list[dict[str, str]]]:
     haproxy, record = balancer.haproxy, balancer.drain_record.read()
     now, run = haproxy.servers(), None if request.by == OPERATOR else request.run or None
@@ -244,20 +270,20 @@ def _set(
 
 
 def _wait(
-    balancer: Balancer, request: ServerStateRequest, addresses: dict[str, tuple[str, int]]
+    balancer: Balancer, request: ServerStateRequest, addresses: Mapping[str, CarriedServer]
 ) -> list[dict[str, Any]]:
     """Wait until no server works on requests, or all are up; return the state of each."""
     end = time.monotonic() + request.wait
     while True:
         leave_if_abandoned()
-        servers, loads = balancer.haproxy.servers(), balancer.haproxy.loads()
+        servers, loads = balancer.haproxy.servers(), balancer.loads()
         found: list[dict[str, Any]] = []
         for name in request.names:
             load = loads[name]
             requests = load.running + load.waiting
             if request.state != "ready" and not requests:
                 # After a reload, HAProxy does not count the requests that its former process still carries.
-                requests = engine_requests(*addresses[name])
+                requests = engine_requests(addresses[name].address, addresses[name].port)
             up = servers[name].up and servers[name].state == "ready"
             done = up or request.wait == 0 if request.state == "ready" else requests == 0
             found.append(

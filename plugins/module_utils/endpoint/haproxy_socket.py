@@ -18,6 +18,14 @@ _MAINT, _DRAIN = 0x01, 0x08
 STATES = ("ready", "drain", "maint")
 # Fields of `show servers state`. Source: HAProxy's management guide.
 _BACKEND, _NAME, _ADDRESS, _UP, _ADMIN, _PORT = 1, 3, 4, 5, 6, 18
+HEADER = (
+    "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight "
+    "srv_time_since_last_change srv_check_status srv_check_result srv_check_health srv_check_state srv_agent_state "
+    "bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord srv_use_ssl srv_check_port srv_check_addr "
+    "srv_agent_addr srv_agent_port"
+)
+NEW = "1 - 1 - - 0 0 1 1 0 1 0 0 14 0 0 0 - 0 - 0 0 - - 0"
+"""The row of a server that no check has looked at; its state is down."""
 
 
 class HaproxyUnavailable(NodeError):
@@ -127,21 +135,38 @@ def rows(text: str) -> list[list[str]]:
     return [words for words in lines if len(words) > _PORT and words[0] != "#"]
 
 
-def state_file(text: str, places: Mapping[str, tuple[str, int]]) -> str:
+@dataclass(frozen=True)
+class CarriedServer:
+    """A server of a new configuration.
+
+    before: the server of the former one whose state it has ("backend/server"); "" for a new one. drained: a new one
+    gets no requests until that is changed.
+    """
+
+    address: str
+    port: int
+    before: str = ""
+    drained: bool = False
+
+
+def state_file(text: str, servers: Mapping[str, CarriedServer]) -> str:
     """Return the server-state-file that gives a new process the states in the output of `show servers state`.
 
-    HAProxy prefers the file's address and port over its configuration's (tested with 2.6). So each row gets those of
-    `places` ("backend/server": address, port), and servers that are no longer configured are left out.
+    servers: those of its configuration, by "backend/server". HAProxy prefers the file's address and port over its
+    configuration's (tested with 2.6), so each row gets those of the server. A new server is down until its checks
+    succeed: without a row, HAProxy would send it requests before the first check.
     """
-    lines = text.splitlines()[:2]
-    for row in rows(text):
-        name = f"{row[_BACKEND]}/{row[_NAME]}"
-        if name not in places:
-            continue
-        address, port = places[name]
-        row[_PORT] = str(port)
-        if _is_address(address):
-            row[_ADDRESS] = address
+    known = {f"{row[_BACKEND]}/{row[_NAME]}": row for row in rows(text)}
+    lines = ["1", HEADER]
+    for name, server in servers.items():
+        row = list(known.get(server.before, ()))
+        if not row:
+            row = NEW.split()
+            row[_ADMIN] = str(_DRAIN if server.drained else 0)
+        row[_BACKEND], _unused, row[_NAME] = name.partition("/")
+        row[_PORT] = str(server.port)
+        if _is_address(server.address):
+            row[_ADDRESS] = server.address
         lines.append(" ".join(row))
     return "\n".join(lines) + "\n"
 

@@ -336,7 +336,7 @@ def _balancer(node: StatusPaths, problems: list[str]) -> dict[str, Any] | None:
     try:
         states, loads, out = (
             balancer.haproxy.servers(),
-            balancer.haproxy.loads(),
+            balancer.loads(),
             balancer.drain_record.read(),
         )
     except NodeError as error:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """HAProxy's agent: reports which instances have generated tokens since they were started.
 
-HAProxy queries it on loopback for each server, by name. It puts a server into service only if the agent answers "up"
-and its own check of /health succeeds. An instance whose port refuses connections, as while Docker restarts it, must
-generate tokens again. An empty or missing answer changes nothing: while this program is restarted or stopped, HAProxy
-keeps its last state. One file without imports of the toolkit: it runs on the balancer's host.
+HAProxy queries it on loopback for each server, by a mark of its address and model (`probe` in balancer.json). It puts a
+server into service only if the agent answers "up" and its own check of /health succeeds. An instance whose port refuses
+connections, as while Docker restarts it, must generate tokens again. An empty or missing answer changes nothing: while
+this program is restarted or stopped, HAProxy keeps its last state. One file without imports of the toolkit: it runs on
+the balancer's host.
 
     agent.py BALANCER.JSON PIDFILE
 """
@@ -137,29 +138,36 @@ class Agent:
     def take(self, config: dict[str, Any]) -> None:
         """Watch the servers of the configuration; keep the state of unchanged ones."""
         wanted = {
-            f"{backend['name']}/{server['name']}": (
-                server["address"],
-                int(server["port"]),
-                backend["models"][0],
-            )
+            server["probe"]: (server["address"], int(server["port"]), server["models"][0])
             for backend in config["backends"]
             for server in backend["servers"]
         }
-        for name, known in list(self.instances.items()):
-            if wanted.get(name) != (known.host, known.port, known.model):
-                self.tasks.pop(name).cancel()
-                del self.instances[name]
-        for name, place in wanted.items():
-            if name not in self.instances:
-                self.instances[name] = ProbedInstance(*place, self.key_file)
-                self.tasks[name] = asyncio.get_running_loop().create_task(self.instances[name].watch())
+        for probe in [probe for probe in self.instances if probe not in wanted]:
+            self.tasks.pop(probe).cancel()
+            del self.instances[probe]
+        for probe, place in wanted.items():
+            if probe not in self.instances:
+                self.instances[probe] = ProbedInstance(*place, self.key_file)
+                # When this program starts, HAProxy knows more; what comes later has yet to show that it works.
+                self.instances[probe].proven = None if self.seen is None else False
+                self.tasks[probe] = asyncio.get_running_loop().create_task(self.instances[probe].watch())
+
+    def proven(self, probe: str) -> bool | None:
+        """Return whether an instance has generated tokens; None if that is not known.
+
+        HAProxy reads a new configuration earlier than this program. What is unknown here is new then, unless HAProxy
+        has a configuration of an earlier release, which asks by other words.
+        """
+        known = self.instances.get(probe)
+        if known:
+            return known.proven
+        return None if self.seen is None or "/" in probe else False
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one query of HAProxy."""
         with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
             line = await asyncio.wait_for(reader.readline(), CONNECT_SECONDS)
-            known = self.instances.get(line.decode("ascii", "replace").strip())
-            proven = known.proven if known else None
+            proven = self.proven(line.decode("ascii", "replace").strip())
             writer.write(b"\n" if proven is None else b"up\n" if proven else b"down\n")
             await writer.drain()
         writer.close()

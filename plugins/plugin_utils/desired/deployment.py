@@ -29,15 +29,16 @@ LOCAL = r"/[^\x00-\x1f:]*"
 KEYS = (
     "name", "model", "revision", "model_config", "image", "vllm_version", "build", "hosts", "port", "listen",
     "endpoint", "routing", "instances_per_host", "instances_per_gpu", "gpus", "nodes", "tensor_parallel_size",
-    "pipeline_parallel_size", "data_parallel_size", "data_parallel_balancing", "served_model_name",
-    "objective", "workload", "recipes", "settings", "engine_args", "env", "secrets", "exclude", "include",
-    "weights_formats", "runtime",
+    "pipeline_parallel_size", "data_parallel_size", "data_parallel_balancing", "served_model_name", "weight",
+    "mixed_models", "objective", "workload", "recipes", "settings", "engine_args", "env", "secrets", "exclude",
+    "include", "weights_formats", "runtime",
 )  # fmt: skip
 ROUTING = ("least-requests", "prefix")
 BALANCING = ("internal", "hybrid", "external")
 WORKLOADS = ("synthetic", "short-input")
 FORMATS = ("safe", "any")
 MAX = "max"
+MAX_WEIGHT = 256  # HAProxy's
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ class Deployment:
         model_config: a config.json, or a directory with one, on the control node.
         listen: "" for the address that own_listen chooses.
         endpoint: the load balancer serves the deployment.
+        other_names: further model names that clients may ask for.
+        weight: an instance's share of the requests, relative to other deployments' that serve the same model name.
+        mixed_models: another deployment may serve one of its names with another model.
         weights_formats: "any" if weights may be pickles, which can run code when they are loaded.
         secrets: variables like env, whose values stand in no plan and no file but one of root's on the node.
     """
@@ -79,6 +83,9 @@ class Deployment:
     data_parallel_size: int = 1
     data_parallel_balancing: str = "internal"
     served_model_name: str = ""
+    other_names: tuple[str, ...] = ()
+    weight: int = 1
+    mixed_models: bool = False
     objective: str = ""
     workload: tuple[str, ...] = ()
     recipes: bool = True
@@ -168,6 +175,8 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
     def whole(key: str, high: int) -> int:
         return check.integer(values.get(key, 1), (*path, key), 1, 1, high)
 
+    names = _served_names(check, values, path) or (model.rstrip("/").rpartition("/")[2] if local else model,)
+
     found = Deployment(
         index=index,
         name=name,
@@ -199,11 +208,10 @@ def _deployment(check: Checker, item: Any, index: int) -> Deployment:
             "internal",
             BALANCING,
         ),
-        served_model_name=(
-            check.text(values["served_model_name"], (*path, "served_model_name"))
-            if "served_model_name" in values
-            else (model.rstrip("/").rpartition("/")[2] if local else model)
-        ),
+        served_model_name=names[0],
+        other_names=names[1:],
+        weight=whole("weight", MAX_WEIGHT),
+        mixed_models=check.boolean(values.get("mixed_models", False), (*path, "mixed_models"), False),
         objective=(
             check.choice(values["objective"], (*path, "objective"), "", OBJECTIVES)
             if "objective" in values
@@ -245,6 +253,23 @@ def _shape(check: Checker, found: Deployment) -> None:
             f"{found.instances_per_gpu} instances cannot share GPUs when each of them has {found.world_size}.",
             "Use it with one GPU per instance only.",
         )
+
+
+def _served_names(check: Checker, values: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """Return the model names that clients may ask for; () where the model's own is the only one."""
+    where: Path = (*path, "served_model_name")
+    if "served_model_name" not in values:
+        return ()
+    given = values["served_model_name"]
+    if not isinstance(given, (list, tuple)):
+        return (check.text(given, where),)
+    names = check.texts(given, where)
+    if not names:
+        check.wrong(where, "lists no name.", "Name one, or leave it out for the model's own.")
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            check.wrong((*where, at), f"{name!r} stands here twice.", "Remove one.")
+    return names
 
 
 def _version(check: Checker, values: dict[str, Any], path: Path) -> str:

@@ -15,7 +15,8 @@ from ...module_utils.common.errors import FleetError, Problem, natural
 from ...module_utils.common.hashing import text_hash
 from ...module_utils.common.instance_key import InstanceKey, key_of_map, mark
 from ..desired.endpoint_settings import BalancerHost
-from .plan import CERTIFICATE_FILE, INSTANCE_MAP, BalancerSecrets
+from .balancer_plan import BalancerSecrets
+from .plan import CERTIFICATE_FILE, INSTANCE_MAP
 
 API_KEYS, CERTIFICATE, INSTANCE_KEY = KINDS = ("api_keys", "certificate", "instance_key")
 """The values of the variable new_secrets."""

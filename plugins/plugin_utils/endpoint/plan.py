@@ -14,21 +14,29 @@ from ...module_utils.common.instance_key import NO_KEY, InstanceKey
 from ..desired.actions import DEBIAN, Action
 from ..desired.endpoint_settings import NOT_IN_RUN, BalancerHost, BalancerSettings, ObservedBalancer
 from ..text import listed, plural
-from .backends import (
+from .backends import Backend, deployments_of, group_servers, names_of, unprintable_model_names
+from .balancer_plan import (
+    BALANCER,
+    BalancerPlan,
+    BalancerSecrets,
+    ServerNames,
+    continued,
+    places_of,
+    server_names,
+    url_of,
+)
+from .config import config_data, port_conflicts, router_ports
+from .servers import (
     ANY,
     LOOPBACK,
-    Backend,
+    BackendServer,
     HostBackends,
-    backend_json,
-    backends_of,
-    bracketed,
-    config_data,
-    duplicate_model_names,
-    port_conflicts,
+    Instance,
+    changing_servers,
+    present_servers,
     routable_instances,
-    router_ports,
-    transitional_backends,
-    unprintable_model_names,
+    seen_servers,
+    wanted_servers,
 )
 from .virtual_address import address_files, address_problems, address_warnings, interface_of
 
@@ -40,95 +48,6 @@ ROUTER_FILE = "router.py"
 KEYS_FILE = "keys.map"
 CERTIFICATE_FILE = "endpoint.pem"
 INSTANCE_MAP = "instance.map"
-
-
-@dataclass(frozen=True)
-class BalancerSecrets:
-    """The control node's secrets for a load balancer: texts of its files, None if they do not exist yet."""
-
-    keys_map: str | None = None
-    certificate: str | None = None
-    keys_file: str = ""
-    certificate_file: str = ""
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class BalancerPlan:
-    """The desired state of one load balancer, and the changes to get there.
-
-    files_before: the files during the change, with the old servers still present. drain: servers to drain before they
-    stop, and their hosts. undrain: servers to return to service afterwards, including those that an earlier run left
-    drained (left).
-    """
-
-    host: BalancerHost
-    backends: tuple[Backend, ...]
-    files: Mapping[str, str]
-    files_before: Mapping[str, str]
-    material: BalancerSecrets
-    instance_key: InstanceKey
-    actions: tuple[Action, ...]
-    packages: tuple[str, ...]
-    drain: Mapping[str, str]
-    undrain: tuple[str, ...]
-    warnings: tuple[str, ...]
-    left: tuple[str, ...] = ()
-
-    def drain_steps(self, gpu_host: str, without: Collection[str] = ()) -> dict[str, list[str]]:
-        """Return the servers of one GPU host to drain before it changes, and to return to service afterwards.
-
-        without: names of instances whose servers are left out.
-        """
-        drain = [
-            name
-            for name, host in self.drain.items()
-            if host == gpu_host and instance_of(name).rpartition(".")[2] not in without
-        ]
-        return {"drain": drain, "undrain": [name for name in self.undrain if name in drain]}
-
-    def returned_first(self, changing: Collection[str]) -> list[str]:
-        """Return what an earlier run left drained and this one does not stop, so that it serves while others change.
-
-        changing: instances ("n1.llama-0") that this run changes in batches, each of which returns with its batch.
-        """
-        return [name for name in self.left if name not in self.drain and instance_of(name) not in changing]
-
-    @property
-    def url(self) -> str:
-        """Return the URL for clients."""
-        return url_of(self.host)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the load balancer's part of plan.json, which contains no key."""
-        return {
-            "status": "observed" if self.host.observed else "declared",
-            "url": self.url,
-            "backends": [backend_json(item) for item in self.backends],
-            "actions": [action.to_json() for action in self.actions],
-            "packages": list(self.packages),
-            "files": dict(self.files),
-            "files_before": dict(self.files_before),
-            "keys_file": self.material.keys_file or None,
-            "certificate_file": self.material.certificate_file or None,
-            "instance_key_file": self.instance_key.file if self.instance_key.sent else None,
-            "drain": list(self.drain),
-            "undrain": list(self.undrain),
-            "warnings": list(self.warnings),
-        }
-
-
-def instance_of(server: str) -> str:
-    """Return the host and instance of a server: llama/n1.llama-0:8000 → n1.llama-0."""
-    return server.partition("/")[2].rpartition(":")[0]
-
-
-def url_of(host: BalancerHost) -> str:
-    """Return the URL of a host's load balancer for clients."""
-    settings = host.settings
-    address = host.address if settings.listen in ANY else settings.listen
-    address = settings.virtual.address if settings.virtual else address
-    return f"{'https' if settings.tls else 'http'}://{bracketed(address)}:{settings.port}"
 
 
 Renderer = Callable[[Mapping[str, Any]], str]
@@ -179,10 +98,7 @@ def plan_balancers(
     unprintable = tuple(unprintable_model_names(gpu_hosts))
     if unprintable:  # no configuration can be drawn with them
         return (), unprintable, ()
-    problems = [
-        *duplicate_model_names(gpu_hosts),
-        *address_problems(hosts),
-    ]
+    problems = address_problems(hosts)
     warnings = [
         f"load balancer {host.name} keeps its configuration, and instances are stopped without being drained from it: "
         f"{host.absent}{_at_return(host)}"
@@ -212,9 +128,14 @@ def plan_balancers(
     plans = []
     for host in hosts:
         if not host.absent:
-            plan, found = _plan(host, gpu_hosts, endpoint, routing)
+            plan, found, unreached = _plan(host, gpu_hosts, endpoint, routing)
             plans.append(plan)
             problems += found
+            if unreached:
+                warnings.append(
+                    f"load balancer {host.name} cannot reach the running instances of {listed(unreached)} before "
+                    "upgrade.yml or site.yml changes them: until then it serves without them"
+                )
     return tuple(plans), tuple(problems), tuple(warnings)
 
 
@@ -240,28 +161,24 @@ def _plan(
     gpu_hosts: Sequence[HostBackends],
     endpoint: EndpointInputs,
     routing: Mapping[str, bool] | None,
-) -> tuple[BalancerPlan, list[Problem]]:
-    assets = endpoint.assets
-    backends, problems = backends_of(host, gpu_hosts, endpoint.fleet, routing)
+) -> tuple[BalancerPlan, list[Problem], tuple[str, ...]]:
+    """Return the plan of a load balancer, its problems, and deployments with instances that it cannot reach yet."""
+    assets, observed = endpoint.assets, host.observed
+    config = observed.config if observed else {}
+    servers, problems, unreached = wanted_servers(host, gpu_hosts, endpoint.fleet)
+    present = present_servers(host, gpu_hosts)
+    prefix = _routed(config, servers, routing or {})
+    backends = group_servers(servers, prefix=prefix)
+    during = group_servers(changing_servers(servers, present), _known_backends(config), prefix)
     problems += port_conflicts(host, gpu_hosts, any(backend.prefix for backend in backends))
     material = assets.material.get(host.name, BalancerSecrets())
-    observed, present = host.observed, names_of(backends)
-    config = observed.config if observed else {}
     draw = assets.draw_address
     shared = address_files(host, endpoint.hosts, draw, assets.check) if draw else {}
     files = {**_files(host.settings, backends, assets, config), **shared}
-    before = {**_files(host.settings, transitional_backends(backends, config), assets, config), **shared}
-    drain = _drains(observed, gpu_hosts)
-    left = (
-        [
-            name
-            for name, item in sorted(observed.drained.items())
-            if item.get("by") != OPERATOR and item.get("run") not in observed.going
-        ]
-        if observed
-        else []
-    )
-    left = [name for name in left if name in present]
+    before = {**_files(host.settings, during, assets, config), **shared}
+    names = server_names(observed, during, backends)
+    drain = _drains(observed, gpu_hosts, names)
+    left = _left(observed, during, names)
     problems += interface_of(host)[1]
     packages = tuple(name for name, _unused in _missing(host))
     if observed and host.os_id not in DEBIAN and packages:
@@ -269,9 +186,11 @@ def _plan(
         what = f"has no {' and '.join(packages)}, and the toolkit cannot install packages on {system}."
         fix = "Install them (HAProxy 2.4, keepalived 2.0 or newer), and run again."
         problems.append(Problem((), what, fix, (host.name,)))
+    back = {item.during: item.after for some in names.values() for item in some}
     planned = BalancerPlan(
         host=host,
         backends=backends,
+        during=during,
         files=files,
         files_before=before if observed else files,
         material=material,
@@ -280,12 +199,55 @@ def _plan(
             host, backends, wanted_files(files, host.settings, material, assets.instance_key), drain, left
         ),
         packages=packages,
+        servers=names,
         drain=drain,
-        undrain=tuple(dict.fromkeys(name for name in (*drain, *left) if name in present)),
+        undrain=tuple(dict.fromkeys(back[name] for name in (*drain, *left) if back[name])),
         warnings=(*_warnings(host), *material.warnings, *address_warnings(host, endpoint.hosts)),
-        left=tuple(left),
+        left=left,
     )
-    return planned, problems
+    return planned, problems, unreached
+
+
+def _routed(
+    config: Mapping[str, Any], servers: Iterable[BackendServer], routing: Mapping[str, bool]
+) -> frozenset[str]:
+    """Return the deployments that are routed by prefix; of those outside this run, those that have a router now."""
+    routers = config.get("routers") or {}
+    now = {
+        server.deployment
+        for name, server in seen_servers(config).items()
+        if name.partition("/")[0] in routers
+    }
+    return frozenset(name for name in {*now, *deployments_of(servers)} if routing.get(name, name in now))
+
+
+def _known_backends(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the backend of each server in a configuration."""
+    return {server.name: name.partition("/")[0] for name, server in seen_servers(config).items()}
+
+
+def _left(
+    observed: ObservedBalancer | None,
+    during: Iterable[Backend],
+    names: Mapping[Instance, Sequence[ServerNames]],
+) -> tuple[str, ...]:
+    """Return the servers that a run which is over left drained, and that stay, as they are called during the change."""
+    if observed is None:
+        return ()
+    seen = seen_servers(observed.config)
+    drained = places_of(
+        {
+            name: seen[name]
+            for name, item in observed.drained.items()
+            if name in seen and item.get("by") != OPERATOR and item.get("run") not in observed.going
+        }
+    )
+    stay = {item.during for some in names.values() for item in some if item.after}
+    return tuple(
+        sorted(
+            name for name, server in names_of(during).items() if name in stay and continued(server, drained)
+        )
+    )
 
 
 def wanted_files(
@@ -314,16 +276,21 @@ def _files(
     return {**found, ROUTER_FILE: assets.router} if routers else found
 
 
-def _drains(observed: ObservedBalancer | None, gpu_hosts: Sequence[HostBackends]) -> dict[str, str]:
-    """Return the servers to drain before they stop, each with its host."""
+def _drains(
+    observed: ObservedBalancer | None,
+    gpu_hosts: Sequence[HostBackends],
+    names: Mapping[Instance, Sequence[ServerNames]],
+) -> dict[str, str]:
+    """Return the present servers to drain before they stop, each with its host."""
     if observed is None or not observed.running:
         return {}
     stopping = {(gpu_host.host, name) for gpu_host in gpu_hosts for name in gpu_host.stopping}
     return {
-        f"{backend['name']}/{server['name']}": str(server["host"])
-        for backend in observed.config.get("backends") or ()
-        for server in backend["servers"]
-        if (server["host"], server["instance"]) in stopping
+        item.during: instance[0]
+        for instance, some in names.items()
+        if instance in stopping
+        for item in some
+        if item.before
     }
 
 
@@ -346,14 +313,14 @@ def _actions(
     change = _difference(host, backends, wanted)
     if change:
         before = (
-            plural(len(_names(observed)), "instance")
+            plural(_count(seen_servers(observed.config).values()), "instance")
             if observed and observed.running
             else "absent"
             if observed
             else "unknown"
         )
-        after = plural(len(names_of(backends)), "instance")
-        actions.append(Action("balancer", ROLE, url_of(host), before, after, change, "vllm_deployments"))
+        after = plural(_count(names_of(backends).values()), "instance")
+        actions.append(Action(BALANCER, ROLE, url_of(host), before, after, change, "vllm_deployments"))
     reason = "an interrupted run left it drained"
     actions += [
         Action("undrain", ROLE, name, "drained", "in service", reason, "the balancer's record")
@@ -361,6 +328,10 @@ def _actions(
         if name not in drain
     ]
     return tuple(actions)
+
+
+def _count(servers: Iterable[BackendServer]) -> int:
+    return len({server.of for server in servers})
 
 
 def _missing(host: BalancerHost) -> list[tuple[str, str]]:
@@ -373,19 +344,6 @@ def _missing(host: BalancerHost) -> list[tuple[str, str]]:
     return found
 
 
-def names_of(backends: Iterable[Backend]) -> set[str]:
-    """Return the servers of these backends, as "backend/server"."""
-    return {f"{backend.name}/{member.name}" for backend in backends for member in backend.members}
-
-
-def _names(observed: ObservedBalancer) -> set[str]:
-    return {
-        f"{backend['name']}/{server['name']}"
-        for backend in observed.config.get("backends") or ()
-        for server in backend["servers"]
-    }
-
-
 def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping[str, str] | None) -> str:
     """Return why the load balancer must be changed; "" if it is up to date."""
     observed = host.observed
@@ -393,12 +351,9 @@ def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping
         return "the host is in the group load_balancer and has no load balancer yet"
     if wanted is None:
         return "an API key or the certificate has not been generated yet"
-    names = names_of(backends)
-    gone, new = sorted(_names(observed) - names, key=natural), sorted(names - _names(observed), key=natural)
-    if gone or new:
-        return "; ".join(
-            f"{word} {_shorten(some)}" for word, some in (("new:", new), ("gone:", gone)) if some
-        )
+    change = _changed_servers(seen_servers(observed.config).values(), names_of(backends).values())
+    if change:
+        return change
     other = sorted(
         name
         for name in {*wanted, *observed.files}
@@ -409,6 +364,20 @@ def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping
     if observed.applied != spec_hash(wanted):
         return "its files are current, but the running HAProxy has not loaded them"
     return "" if observed.running else "it does not run"
+
+
+def _changed_servers(before: Iterable[BackendServer], after: Iterable[BackendServer]) -> str:
+    """Return which servers come, go, and move to another address, backend or name."""
+    old, new = {item.place: item for item in before}, {item.place: item for item in after}
+    come = [new[place] for place in new if place not in old]
+    gone = [old[place] for place in old if place not in new]
+    asked = [new[place] for place in new if place in old and set(new[place].models) != set(old[place].models)]
+    parts = (("new", come), ("gone", gone), ("asked for other models", asked))
+    return "; ".join(
+        f"{word}: {_shorten(sorted((f'{item.deployment}/{item.name}' for item in some), key=natural))}"
+        for word, some in parts
+        if some
+    )
 
 
 def _shorten(names: Sequence[str]) -> str:

@@ -18,8 +18,8 @@ from ...module_utils.common.api_keys import keys_map
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.instance_key import UNMADE, InstanceKey, header_map, key_wrong, mark
 from ..desired.endpoint_settings import BalancerHost, key_problem
+from .balancer_plan import BalancerSecrets
 from .certificate import certificate_warnings, self_signed
-from .plan import BalancerSecrets
 
 DIRECTORY = ".secrets"
 KEYS, CERTIFICATE, INSTANCE_KEY = "api-keys.yml", "endpoint.pem", "instance-key"

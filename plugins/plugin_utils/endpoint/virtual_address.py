@@ -15,7 +15,7 @@ from ...module_utils.common.endpoint import ADDRESS_FILE
 from ...module_utils.common.errors import Problem
 from ..desired.endpoint_settings import VIRTUAL, BalancerHost, VirtualAddress
 from ..text import interfaces_text
-from .backends import ANY
+from .servers import ANY
 
 CHECK_FILE = "alive.py"
 """The program with which keepalived checks HAProxy (programs/keepalived_check.py)."""

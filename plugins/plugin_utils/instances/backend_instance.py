@@ -26,12 +26,13 @@ def backend_instance(instance: Instance) -> BackendInstance:
         headless=instance.headless,
         endpoint=instance.deployment.endpoint,
         path=instance.deployment.path,
+        weight=instance.deployment.weight,
     )
 
 
 def models_of(instance: Instance) -> tuple[str, ...]:
-    """Return the model names that clients may request from an instance: the served name and its LoRA adapters."""
-    names = [instance.deployment.served_model_name]
+    """Return the model names that clients may request from an instance: the served names and its LoRA adapters."""
+    names = [instance.deployment.served_model_name, *instance.deployment.other_names]
     modules = dict(instance.deployment.engine_args).get("lora_modules")
     for item in modules if isinstance(modules, (list, tuple)) else [modules] if modules else []:
         name = item.get("name") if isinstance(item, Mapping) else str(item).partition("=")[0]

@@ -247,8 +247,11 @@ def _own_args(slot: Slot, listen: str, commit: str) -> tuple[Argument, ...]:
                 "fleet.lock.json",
             )
         )
-    name = deployment.served_model_name
-    found.append(Argument("served_model_name", name, "the name that clients ask for", VLLM_CLI))
+    names = [deployment.served_model_name, *deployment.other_names]
+    reason = "the names that clients ask for" if deployment.other_names else "the name that clients ask for"
+    found.append(
+        Argument("served_model_name", names if deployment.other_names else names[0], reason, VLLM_CLI)
+    )
     if not (slot.rank and slot.rank.headless):
         key = deployment_key(deployment, "listen")
         reason = "the address to listen at"

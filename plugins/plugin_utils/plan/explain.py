@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..desired.actions import Action
-from ..endpoint.plan import BalancerPlan
+from ..endpoint.backends import Backend, Subset, deployments_of
+from ..endpoint.balancer_plan import BalancerPlan
 from ..text import listed, plural, wrap
 from .explain_deployments import group_deployments, shared_warnings
 from .explain_downloads import download_lines
@@ -118,12 +119,19 @@ def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
         lines.append(f"  {number:2d}. {TITLES[action.kind]}{target}: {action.before} → {action.after}")
         lines.append(f"      because {action.reason}")
     for backend in plan.backends:
-        hosts = Counter(member.host for member in backend.members)
+        hosts = Counter(host for host, _unused in dict.fromkeys(member.of for member in backend.members))
         where = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in hosts.items())
         how = ", routed by prefix (vllm-router)" if backend.prefix else ""
-        text = f"{', '.join(backend.models)}: deployment {backend.name} on {where or 'no host'}{how}"
-        lines += wrapped("model", text)
+        lines += wrapped("model", f"{', '.join(backend.models)}: {_deployments(backend)} on {where}{how}")
+        for subset in backend.subsets:
+            where = listed(list(dict.fromkeys(member.host for member in subset.members)))
+            lines += wrapped("model", f"{', '.join(subset.models)}: {_deployments(subset)} on {where}")
     return lines
+
+
+def _deployments(pool: Backend | Subset) -> str:
+    names = deployments_of(pool.members)
+    return f"deployment{'' if len(names) == 1 else 's'} {' and '.join(names)}"
 
 
 def _alike(hosts: Iterable[HostPlan]) -> list[tuple[str, HostPlan]]:

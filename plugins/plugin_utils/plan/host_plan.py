@@ -10,7 +10,7 @@ from typing import Any
 from ...module_utils.common.paths import container_name
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import Host
-from ..endpoint.plan import BalancerPlan
+from ..endpoint.balancer_plan import BalancerPlan
 from ..generations.drift import wanted_of
 from ..generations.restore import rollback_resources
 from ..generations.revisions import RevisionChange

@@ -11,13 +11,14 @@ from ...module_utils.common.generations import STOP, BackendInstance, OperationR
 from ..desired.actions import ALIVE
 from ..desired.exclusion import reason, set_aside, short_of_gpus, unlike_others
 from ..desired.fleet import Fleet, Host
-from ..endpoint.backends import ANY, HostBackends
-from ..endpoint.plan import BalancerPlan, EndpointInputs, excluded_balancers, plan_balancers
+from ..endpoint.balancer_plan import BalancerPlan
+from ..endpoint.plan import EndpointInputs, excluded_balancers, plan_balancers
+from ..endpoint.servers import HostBackends, seen_servers
 from ..generations.restore import releasable_holds
 from ..generations.revisions import binding_warnings, refused_upgrades, revision_changes
 from ..generations.sources import SourceSelection, ahead_of_time, choose_sources
 from ..instances.factory import InstanceFactory
-from ..instances.planned import Planned, RecordedInstance, Serving
+from ..instances.planned import RecordedInstance, Serving, running_member
 from ..placement.layout import Layout, lay_out_fleet
 from .air_gap import nowhere_stored
 from .builds import build_obstacles, build_transfers
@@ -83,23 +84,24 @@ def _laid_out(fleet: Fleet, request: OperationRequest, now: str, free: Iterable[
     return CheckedFleet(fleet, request, selection, layouts, problems, now)
 
 
-def _backend(item: Serving, host: Host) -> BackendInstance:
-    """Return an instance's facts for the load balancer, which sends requests only where the inventory says.
+def foreign_model_names(
+    fleet: Fleet, planned: Iterable[HostStages], endpoint: EndpointInputs
+) -> dict[str, str]:
+    """Return the hosts with a record that takes the model of another deployment, each with the reason.
 
-    A node's record is believed that an instance listens on all addresses: then it is reached at the host's own.
+    What a load balancer asks an instance for already was given to it by an earlier inventory.
     """
-    found = item.backend
-    if isinstance(item, Planned) or found.listen in ANY:
-        return found
-    given = next((one.listen for one in host.deployments if one.name == found.deployment), "")
-    return replace(found, listen=given or host.listen or host.address or host.name)
-
-
-def foreign_model_names(fleet: Fleet, planned: Iterable[HostStages]) -> dict[str, str]:
-    """Return the hosts with a record that takes the model of another deployment, each with the reason."""
+    asked = {
+        (server.of, model)
+        for host in endpoint.hosts
+        if host.observed
+        for server in seen_servers(host.observed.config).values()
+        for model in server.models
+    }
     owners: dict[str, set[str]] = {}
     for deployment in {one.name: one for host in fleet.hosts for one in host.deployments}.values():
-        owners.setdefault(deployment.served_model_name, set()).add(deployment.name)
+        for name in (deployment.served_model_name, *deployment.other_names):
+            owners.setdefault(name, set()).add(deployment.name)
     known = set().union(*owners.values())
     claims: dict[str, dict[str, str]] = {}
     for stages in planned:
@@ -108,7 +110,8 @@ def foreign_model_names(fleet: Fleet, planned: Iterable[HostStages]) -> dict[str
                 item.generation if isinstance(item, RecordedInstance) and item.generation.endpoint else None
             )
             for model in made.models if made else ():
-                if made and made.deployment not in owners.get(model, {made.deployment}):
+                known_to_ask = ((stages.host.name, item.name), model) in asked
+                if made and made.deployment not in owners.get(model, {made.deployment}) and not known_to_ask:
                     claims.setdefault(made.deployment, {})[stages.host.name] = model
     return {
         host: f"by its record {name} serves the model {model}, which the inventory gives to another deployment. Delete "
@@ -174,7 +177,7 @@ def plan_fleet(
         {name: reason(found) for name, found in build_obstacles(lacking, beside, again is not None).items()}
     )
     unable.update({name: reason(found) for name, found in repository_obstacles(fleet.hosts).items()})
-    unable.update(foreign_model_names(checked.fleet, planned) if endpoint else {})
+    unable.update(foreign_model_names(checked.fleet, planned, endpoint) if endpoint else {})
     if unable:
         return plan_fleet(
             check_fleet(checked.fleet.without(unable), request, checked.now), factory, endpoint, again
@@ -210,9 +213,9 @@ def plan_fleet(
     balancers: tuple[BalancerPlan, ...] = ()
     inventory = {host.name: host for host in checked.fleet.hosts}
     if endpoint:
-        balancers, wrong, doubts = plan_balancers(
-            endpoint, [_host_backends(host, inventory[host.host.name]) for host in hosts], _routing(fleet)
-        )
+        added = any(host.observed and not host.observed.config for host in endpoint.hosts)
+        served = [_host_backends(host, inventory[host.host.name], added) for host in hosts]
+        balancers, wrong, doubts = plan_balancers(endpoint, served, _routing(fleet))
         _raise_problems(wrong, fleet)
         warnings += doubts if request.operation != STOP else ()  # which drains by itself, wherever they are
     passed_on = {(member.host.name, item.what) for item in transfers for member in item.receivers}
@@ -255,16 +258,28 @@ def _routing(fleet: Fleet) -> dict[str, bool]:
     return {item.name: item.routing == "prefix" for host in fleet.hosts for item in host.deployments}
 
 
-def _host_backends(plan: HostPlan, inventory: Host) -> HostBackends:
-    """What a host serves, for the load balancer. inventory: the host with all its deployments."""
+def _host_backends(plan: HostPlan, inventory: Host, with_present: bool) -> HostBackends:
+    """What a host serves, for the load balancers. inventory: the host with all its deployments.
+
+    with_present: also what runs at present, for a load balancer that does not know it yet.
+    """
     state = plan.host.state
     alive = {item.name for item in state.instances if item.state in ALIVE} if state else set()
     touched = dict.fromkeys((*plan.stop, *plan.remove, *plan.start))
+    weights = {one.name: one.weight for one in inventory.deployments}
+    running = [running_member(state, item) for item in state.instances] if state and with_present else ()
+    address = plan.host.address or plan.host.name
+
+    def backend(item: Serving) -> BackendInstance:
+        return replace(item.backend, weight=weights.get(item.deployment_name, 1))
+
     return HostBackends(
         host=plan.host.name,
-        address=plan.host.address or plan.host.name,
-        instances=tuple(_backend(item, inventory) for item in plan.instances),
+        address=address,
+        instances=tuple(map(backend, plan.instances)),
         stopping=tuple(name for name in touched if name in alive),
         untouched=plan.untouched,
         complete=not plan.partial,
+        present=tuple(backend(item) for item in running if item),
+        trusted=frozenset({address, *(one.listen for one in inventory.deployments)}),
     )

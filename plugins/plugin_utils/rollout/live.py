@@ -65,7 +65,9 @@ def live_targets(
             Problem(("live",), what, "Without live=true, benchmark.yml measures the instances themselves."),
         )
     balancer = running[0]
-    behind = {backend.name for backend in balancer.backends if deployment in (None, backend.name)}
+    behind = {
+        name for backend in balancer.backends for name in backend.deployments if deployment in (None, name)
+    }
     found: dict[str, LiveTarget] = {}
     for host, name, of in _ready(plan):
         if of in behind:

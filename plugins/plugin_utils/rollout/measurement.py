@@ -10,7 +10,7 @@ from typing import Any
 from ...module_utils.common.endpoint import OPERATOR
 from ..desired.actions import ALIVE
 from ..desired.node_state import ObservedInstance
-from ..endpoint.plan import BalancerPlan, instance_of
+from ..endpoint.balancer_plan import BalancerPlan, instance_of
 from ..instances.planned import RecordedInstance, Serving
 from ..plan.host_plan import FleetPlan
 from ..plan.text import wrapped
@@ -137,19 +137,16 @@ def _entered(balancer: BalancerPlan, batched: Collection[str]) -> frozenset[str]
     before instances change (parts/load_balancer.yml).
     """
     seen = balancer.host.observed
-    there = [
-        (f"{backend['name']}/{server['name']}", f"{server['host']}.{server['instance']}")
-        for backend in (seen.config.get("backends") or () if seen else ())
-        for server in backend["servers"]
-    ]
-    if balancer.drain or balancer.returned_first(batched) or balancer.files_before != balancer.files:
-        there += [
-            (f"{backend.name}/{member.name}", f"{member.host}.{member.instance}")
-            for backend in balancer.backends
-            for member in backend.members
-        ]
-    out = {name for name, entry in (seen.drained if seen else {}).items() if entry.get("by") == OPERATOR}
-    return frozenset(instance for server, instance in there if server not in out)
+    first = balancer.configured_first(batched)
+    there = {
+        instance for instance, some in balancer.servers.items() if first or any(item.before for item in some)
+    }
+    out = {
+        instance_of(name)
+        for name, entry in (seen.drained if seen else {}).items()
+        if entry.get("by") == OPERATOR
+    }
+    return frozenset({f"{host}.{name}" for host, name in there} - out)
 
 
 def explain_new(found: NewInstances) -> list[str]:

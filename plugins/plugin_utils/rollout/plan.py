@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...module_utils.common.endpoint import OPERATOR
-from ...module_utils.common.errors import Problem
+from ...module_utils.common.errors import Problem, natural
 from ...module_utils.common.generations import (
     DEPLOY,
     MEASUREMENTS,
@@ -22,8 +22,7 @@ from ...module_utils.common.minimum import refusals
 from ..desired.actions import ALIVE
 from ..desired.endpoint_settings import NOT_IN_RUN
 from ..desired.node_state import NodeState, ObservedInstance
-from ..endpoint.backends import BackendServer
-from ..endpoint.plan import BalancerPlan, instance_of
+from ..endpoint.balancer_plan import BalancerPlan, instance_of
 from ..generations.revisions import RevisionChange
 from ..generations.sources import INVENTORY
 from ..instances.planned import Planned, RecordedInstance, Serving, recorded_instance
@@ -383,11 +382,11 @@ class _HostRollout:
         return Work(
             servers=[self.server(name) for name in comes],
             remove=[name for name in names if name in gone],
-            leave=self._servers([*names, *reference], "before"),
-            enter=self._servers([*comes, *reference], "after"),
+            leave=self._servers(leaving=[*names, *reference]),
+            enter=self._servers(entering=comes, returning=reference),
             old_servers=[known.server for known in back.values() if known],
             old_remove=[name for name, known in back.items() if known is None and name not in self.running],
-            enter_old=self._servers([*(n for n, known in back.items() if known), *reference], "old"),
+            enter_old=self._servers(returning=[*(name for name, known in back.items() if known), *reference]),
             lost=[name for name, known in back.items() if known is None and name in self.running],
             spans=any(item.id in spans for item in members),
             measured=[
@@ -426,27 +425,19 @@ class _HostRollout:
         history = self.histories.get(deployment)
         return (history.trial.baseline.get("found") or {}) if history and history.trial else {}
 
-    def _servers(self, names: Sequence[str], which: str) -> list[dict[str, Any]]:
-        """These instances' servers in each load balancer: as it is now (old), will be (after), or both (before)."""
+    def _servers(
+        self, leaving: Sequence[str] = (), entering: Sequence[str] = (), returning: Sequence[str] = ()
+    ) -> list[dict[str, Any]]:
+        """Servers in each load balancer: of instances that leave it, enter as they will be, or return as they are."""
         found = []
         for balancer in self.balancers:
-            seen = balancer.host.observed
-            old = {
-                BackendServer.from_json(item).name: (item["host"], item["instance"], backend["name"])
-                for backend in (seen.config.get("backends") or () if seen else ())
-                for item in backend["servers"]
-            }
-            new = {
-                item.name: (item.host, item.instance, backend.name)
-                for backend in balancer.backends
-                for item in backend.members
-            }
-            there = {"old": old, "after": new, "before": {**old, **new}}[which]
-            mine = [
-                f"{key[2]}/{name}" for name, key in there.items() if key[0] == self.name and key[1] in names
+            servers = [
+                *balancer.leaving(self.name, leaving),
+                *balancer.entering(self.name, entering),
+                *balancer.returning(self.name, returning),
             ]
-            if mine:
-                found.append({"balancer": balancer.host.name, "servers": mine})
+            if servers:
+                found.append({"balancer": balancer.host.name, "servers": sorted(servers, key=natural)})
         return found
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.minimum import WORD, Count, ServingEngine, refusals, resolve_count
+from ..endpoint.servers import seen_servers
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan
 from .batches import DEFAULT_SERIAL, RolloutInstance
@@ -60,12 +61,11 @@ def known_engines(plan: FleetPlan, members: Iterable[RolloutInstance]) -> list[S
     outside: dict[tuple[str, str, str], bool] = {}
     for balancer in plan.balancers:
         seen = balancer.host.observed
-        for backend in (seen.config.get("backends") or ()) if seen else ():
-            for server in backend["servers"]:
-                if server["host"] not in here:
-                    drained = f"{backend['name']}/{server['name']}" in (seen.drained if seen else ())
-                    key = str(backend["name"]), str(server["instance"]), str(server["host"])
-                    outside[key] = outside.get(key, True) and not drained and server["host"] not in lost
+        for name, server in seen_servers(seen.config if seen else {}).items():
+            if server.host not in here:
+                drained = name in (seen.drained if seen else ())
+                key = server.deployment, server.instance, server.host
+                outside[key] = outside.get(key, True) and not drained and server.host not in lost
     return found + [ServingEngine(name, one, (host,), up, False) for (name, one, host), up in outside.items()]
 
 

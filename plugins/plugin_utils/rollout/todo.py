@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...module_utils.common.generations import MEASUREMENTS
-from ..endpoint.plan import BalancerPlan
+from ..endpoint.balancer_plan import BalancerPlan
 from ..plan.host_plan import FleetPlan
 from .measurement import NewInstances, returned_running
 
@@ -59,6 +59,7 @@ def todo_hosts(
         balancer.host.name: returned_running(plan, balancer) if measures else balancer.returned_first(batched)
         for balancer in balancers
     }
+    early = {balancer.host.name: balancer.configured_first(batched) for balancer in balancers}
     for balancer in balancers:
         # Those that a rollout asks are contacted in the end too, so that one that died meanwhile is named by itself.
         if balancer.actions or batched:
@@ -86,7 +87,7 @@ def todo_hosts(
         if name in measured:
             mine["measure"] = [item for item in mine["instances"] if item["name"] in measured[name]]
         if name in data["balancers"]:
-            mine["balancer"] = {**data["balancers"][name], "undrain_first": first[name]}
+            mine["balancer"] = {**data["balancers"][name], "undrain_first": first[name], "first": early[name]}
         found.append(
             {"name": name, "groups": names, "plan": {**mine, **balancer_steps(balancers, name, rollout)}}
         )

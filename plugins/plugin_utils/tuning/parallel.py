@@ -29,7 +29,7 @@ class Argument:
     """A flag as in engine_args, with its value and the reason; True is a flag without a value."""
 
     flag: str
-    value: str | int | bool
+    value: str | int | bool | list[str]
     reason: str
     source: str
 

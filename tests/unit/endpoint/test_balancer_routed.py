@@ -21,11 +21,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
     Haproxy,
     HaproxyUnavailable,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
-    Backend,
-    BackendServer,
-    config_data,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import Backend
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import template_renderer
 
 from tests import ROOT
@@ -92,7 +90,9 @@ class World:
         self.port, inner = free_port(), free_port()
         self.inner = f"http://127.0.0.1:{inner}"
         Chooser.worker, Chooser.asked = f"{self.inner}/llama/{self.names[0]}", 0
-        members = tuple(BackendServer("n1", f"llama-{port}", "127.0.0.1", port, 9) for port in ports)
+        members = tuple(
+            BackendServer("n1", f"llama-{port}", "llama", "127.0.0.1", port, 9, ("m",)) for port in ports
+        )
         settings = balancer_settings(
             listen="127.0.0.1", port=self.port, tls=False, auth=False, metrics_port=free_port()
         )

@@ -30,6 +30,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain impo
     set_state,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import (
+    CarriedServer,
     Haproxy,
     state_file,
 )
@@ -39,18 +40,34 @@ from tests.helpers.eventually import GENEROUS, eventually, patient_socket
 from tests.helpers.ports import free_port
 from tests.worlds.programs import program
 
-HEAD = "1\n# be_id …\n"
 ROW = "3 llama 1 n1.a:1 10.0.0.1 2 8 1 1 0 15 3 2 6 22 0 0 - 1 - 0 0 - 127.0.0.1 8406"
+OLD = f"1\n# be_id …\n{ROW}\n{ROW.replace('n1.a:1', 'gone')}\n"
 
 
-def test_a_state_file_has_the_places_of_the_new_configuration() -> None:
-    places = {"llama/n1.a:1": ("10.0.0.9", 7)}
-    assert (
-        state_file(f"{HEAD}{ROW}\n{ROW.replace('n1.a:1', 'gone')}\n", places)
-        == HEAD + ROW.replace("10.0.0.1", "10.0.0.9").replace(" - 1 - ", " - 7 - ") + "\n"
-    )
-    named = {"llama/n1.a:1": ("node.example", 1)}
-    assert state_file(f"{HEAD}{ROW}\n", named) == f"{HEAD}{ROW}\n"
+def carried(**servers: CarriedServer) -> list[str]:
+    """The rows of a state file, after its head."""
+    head, names, *found = state_file(
+        OLD, {f"llama/{name}": item for name, item in servers.items()}
+    ).splitlines()
+    assert (head, names.split()[:3]) == ("1", ["#", "be_id", "be_name"])
+    return found
+
+
+def test_a_server_has_the_state_of_the_one_that_it_continues() -> None:
+    same = CarriedServer("10.0.0.1", 1, "llama/n1.a:1")
+    assert carried(**{"n1.a:1": same}) == [ROW]
+    assert carried(other=same) == [ROW.replace("n1.a:1", "other")]
+    moved = CarriedServer("10.0.0.9", 7, "llama/n1.a:1")
+    assert carried(**{"n1.a:1": moved}) == [ROW.replace("10.0.0.1", "10.0.0.9").replace(" - 1 - ", " - 7 - ")]
+    assert carried(**{"n1.a:1": CarriedServer("node.example", 1, "llama/n1.a:1")}) == [ROW]
+
+
+@pytest.mark.parametrize(("drained", "admin"), [(False, "0"), (True, "8")])
+def test_a_new_server_is_down(drained: bool, admin: str) -> None:
+    (row,) = carried(new=CarriedServer("10.0.0.2", 5, "", drained))
+    words = row.split()
+    assert (words[1], words[3], words[4], words[18]) == ("llama", "new", "10.0.0.2", "5")
+    assert (words[5], words[6]) == ("0", admin)
 
 
 class Engine(BaseHTTPRequestHandler):
@@ -173,6 +190,7 @@ class Host:
 
     def post_many(self, count: int) -> tuple[list[threading.Thread], list[str]]:
         """Requests that are under way, and a list that gets their answers."""
+        self.ready()
         Engine.may_go_on.clear()
         answers: list[str] = []
         clients = [threading.Thread(target=lambda: answers.append(self.post())) for _ in range(count)]
@@ -181,6 +199,10 @@ class Host:
             client.start()
             eventually("the request", lambda number=number: self.running() >= number)  # type: ignore[misc]
         return clients, answers
+
+    def ready(self) -> None:
+        """Wait until all servers are in service: new ones are not before they were checked."""
+        eventually("servers", lambda: all(server.up for server in self.balancer.haproxy.servers().values()))
 
     def running(self) -> int:
         """Requests that HAProxy counts at its servers."""

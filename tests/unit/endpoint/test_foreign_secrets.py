@@ -31,13 +31,13 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets imp
     VaultReader,
     load_endpoint,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerSecrets
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.foreign_secrets import (
     KINDS,
     LocalSecrets,
     foreign_secrets,
     in_use,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import BalancerSecrets
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import (
     instance_key,
     load_secrets,

@@ -10,15 +10,17 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BackendInstance
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
     Backend,
-    BackendServer,
-    HostBackends,
-    config_data,
     unprintable_model_names,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
     EndpointAssets,
     EndpointInputs,
     plan_balancers,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import (
+    BackendServer,
+    HostBackends,
 )
 
 from tests.worlds.balancer_world import DRAW, host
@@ -29,7 +31,7 @@ LEAK = "x\nfrontend leak\n    bind *:1"
 
 def drawn(name: str = "llama", model: str = "m", host: str = "n1", address: str = "192.0.2.1") -> str:
     backends = [
-        Backend(name, (model,), (BackendServer(host, "llama-0", address, 8000, 1),)),
+        Backend(name, (model,), (BackendServer(host, "llama-0", "llama", address, 8000, 1, (model,)),)),
         Backend("other", ("other",), ()),
     ]
     return DRAW(config_data(balancer_settings(), backends))

@@ -15,7 +15,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
     ObservedBalancer,
     VirtualAddress,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import HostBackends
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
     BalancerPlan,
     BalancerSecrets,
@@ -24,6 +23,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan impor
     plan_balancers,
     wanted_files,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import HostBackends
 
 from tests.worlds.defaults import balancer_settings
 
@@ -283,7 +283,7 @@ def test_what_goes_leaves_and_does_not_come_back() -> None:
     assert (dict(plan.drain), plan.undrain) == ({N1: "n1"}, ())
     before, after = (json.loads(found["balancer.json"]) for found in (plan.files_before, plan.files))
     assert [[item["host"] for item in data["backends"][0]["servers"]] for data in (before, after)] == [
-        ["n2", "n1"], ["n2"],
+        ["n1", "n2"], ["n2"],
     ]  # fmt: skip
 
 

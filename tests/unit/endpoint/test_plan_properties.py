@@ -26,13 +26,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
     BalancerHost,
     parse_balancer,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
-    Backend,
-    BackendServer,
-    transitional_backends,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
-    BalancerPlan,
     EndpointAssets,
     EndpointInputs,
     wanted_files,
@@ -168,17 +163,11 @@ def test_what_goes_stays_until_it_has_gone() -> None:
     assert names(balancer) == ["llama/n1.llama-0:9000", "llama/n2.llama-0:9000"]
     before = json.loads(balancer.files_before["balancer.json"])["backends"][0]["servers"]
     assert [item["name"] for item in before] == [
-        "n1.llama-0:9000", "n2.llama-0:9000",
-        "n1.llama-0:8000", "n1.llama-1:8001", "n2.llama-0:8000", "n2.llama-1:8001",
+        "n1.llama-0:8000", "n1.llama-0:9000", "n1.llama-1:8001",
+        "n2.llama-0:8000", "n2.llama-0:9000", "n2.llama-1:8001",
     ]  # fmt: skip
     assert len(balancer.drain) == 4
     assert balancer.undrain == ()  # none of them is there afterwards
-
-
-def test_a_deployment_that_takes_over_a_name_waits_for_the_other_to_go() -> None:
-    old = {"name": "old", "models": ["m"], "servers": [BackendServer("n1", "old-0", "a", 1, 5).to_json()]}
-    new = Backend("a-new", ("m",), (BackendServer("n1", "a-new-0", "a", 2, 5),))
-    assert [item.name for item in transitional_backends([new], {"backends": [old]})] == ["old", "a-new"]
 
 
 def test_hosts_that_are_not_planned_keep_what_the_balancer_has_of_them() -> None:
@@ -228,13 +217,18 @@ def problems(deployments: Any, *hosts: BalancerHost, states: dict[str, Any] | No
     return [item.text() for item in error.value.problems]
 
 
-def test_two_deployments_of_one_name() -> None:
-    second = deployment(name="second", port=9000, gpus=[1])
-    assert problems([deployment(), second]) == [
-        "vllm_deployments[1].served_model_name (host n1): deployments llama and second both serve 'lab/tiny-llama' at "
-        "one address. Change served_model_name of one, set endpoint: false, or make them one deployment."
+def test_two_deployments_of_one_name_are_one_backend() -> None:
+    second = deployment(name="second", port=9000, gpus=[1], weight=3)
+    plan = planned({"n1": state()}, [deployment(), second], own=ADDRESSES)
+    (backend,) = plan.balancers[0].backends
+    assert (backend.name, backend.models, backend.subsets) == ("llama:second", ("lab/tiny-llama",), ())
+    assert [(member.name, member.weight) for member in backend.members] == [
+        ("n1.llama-0:8000", 1),
+        ("n1.second-0:9000", 3),
     ]
-    planned({"n1": state()}, [deployment(), {**second, "endpoint": False}])
+    assert "lab/tiny-llama: deployments llama and second on n1" in explain(plan)
+    alone = planned({"n1": state()}, [deployment(), {**second, "endpoint": False}], own=ADDRESSES)
+    assert names(alone.balancers[0]) == ["llama/n1.llama-0:8000"]
 
 
 def test_an_instance_that_the_balancer_cannot_reach() -> None:

@@ -22,11 +22,11 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerSecrets
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import (
     certificate_warnings,
     self_signed,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import BalancerSecrets
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import (
     instance_key,
     load_secrets,

@@ -373,7 +373,7 @@ def test_the_agent_survives_a_file_that_is_damaged(tmp_path: Path, monkeypatch: 
         path.with_name("new").replace(path)
 
     def config(name: str) -> str:
-        servers = [{"name": name, "address": "127.0.0.1", "port": 9}]
+        servers = [{"name": name, "address": "127.0.0.1", "port": 9, "models": ["m"], "probe": name}]
         return json.dumps({"backends": [{"name": "m", "models": ["m"], "servers": servers}]})
 
     async def until(true: Callable[[], bool]) -> None:
@@ -385,15 +385,15 @@ def test_the_agent_survives_a_file_that_is_damaged(tmp_path: Path, monkeypatch: 
         agent = haproxy_agent.Agent(str(path))
         following = asyncio.create_task(agent.follow())
         write(config("one"))
-        await until(lambda: list(agent.instances) == ["m/one"])
+        await until(lambda: list(agent.instances) == ["one"])
         for damaged in ("{ not whole", "{}", '{"backends": [{}]}'):
             before = len(read)
             write(damaged)
             await until(lambda before=before: len(read) > before + 1)  # type: ignore[misc]
-            assert list(agent.instances) == ["m/one"]
+            assert list(agent.instances) == ["one"]
         path.unlink()
         write(config("two"))
-        await until(lambda: list(agent.instances) == ["m/two"])
+        await until(lambda: list(agent.instances) == ["two"])
         assert not following.done()
         following.cancel()
         for task in agent.tasks.values():

@@ -164,11 +164,20 @@ def test_a_busy_engine_keeps_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(*ports: int) -> dict[str, Any]:
-    servers = [{"name": f"n1.m-{port}:{port}", "address": "127.0.0.1", "port": port} for port in ports]
+    servers = [
+        {
+            "name": f"n1.m-{port}:{port}",
+            "address": "127.0.0.1",
+            "port": port,
+            "models": ["m"],
+            "probe": f"p{port}",
+        }
+        for port in ports
+    ]
     return {"agent_port": 0, "backends": [{"name": "m", "models": ["m"], "servers": servers}]}
 
 
-def test_answers_by_name_and_a_configuration_that_changes(
+def test_answers_by_mark_and_a_configuration_that_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(haproxy_agent, "POLL_SECONDS", 0.02)
@@ -192,20 +201,21 @@ def test_answers_by_name_and_a_configuration_that_changes(
         async with engine() as (one, _), engine() as (two, _):
             path.write_text(json.dumps(config(one.port)))
             agent = Agent(str(path))
-            assert await ask(agent, f"m/n1.m-{one.port}:{one.port}") == "\n"  # nothing is known yet
+            assert await ask(agent, f"p{one.port}") == "\n"  # nothing is known yet
             following = asyncio.create_task(agent.follow())
-            await until(agent, f"m/n1.m-{one.port}:{one.port}", "up\n")
-            known = agent.instances[f"m/n1.m-{one.port}:{one.port}"]
+            await until(agent, f"p{one.port}", "up\n")
+            known = agent.instances[f"p{one.port}"]
             path.with_name("new").write_text(json.dumps(config(one.port, two.port)))
             path.with_name("new").replace(path)
-            await until(agent, f"m/n1.m-{two.port}:{two.port}", "up\n")
-            assert agent.instances[f"m/n1.m-{one.port}:{one.port}"] is known
+            await until(agent, f"p{two.port}", "up\n")
+            assert agent.instances[f"p{one.port}"] is known
             await two.stop()
-            await until(agent, f"m/n1.m-{two.port}:{two.port}", "down\n")
+            await until(agent, f"p{two.port}", "down\n")
             await two.start()
             path.with_name("new").write_text(json.dumps(config(two.port)))
             path.with_name("new").replace(path)
-            await until(agent, f"m/n1.m-{one.port}:{one.port}", "\n")
+            await until(agent, f"p{one.port}", "down\n")  # HAProxy knows it and this program does not yet
+            assert await ask(agent, "m/n1.m-1:1") == "\n"  # by the words of an earlier release
             following.cancel()
             for task in agent.tasks.values():
                 task.cancel()

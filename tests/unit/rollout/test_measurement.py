@@ -15,7 +15,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     DEPLOY,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import BalancerPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.measurement import (
     ENTERED,
@@ -347,10 +347,10 @@ def test_a_new_one_is_not_measured_where_a_load_balancer_is_written_first() -> N
 
     (item,) = plan.balancers
     assert new_instances(early(item, left=(server("n1", 0),))).measured == {}
-    # It returns with its batch, so nothing is written before.
-    batched = frozenset({"n1.llama-0"})
-    assert new_instances(early(item, left=(server("n1", 0),)), batched=batched).measured == {"n2": N2}
     assert new_instances(early(item, files_before={})).measured == {}
+    # One that this run installs, or brings up to date, is written first where others change in batches.
+    assert new_instances(plan).measured == {"n2": N2}
+    assert new_instances(plan, batched=frozenset({"n1.llama-0"})).measured == {}
 
 
 def test_only_rank_0_of_an_engine_is_measured() -> None:

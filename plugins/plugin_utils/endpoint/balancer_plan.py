@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of one load balancer: its configurations during the change and afterwards, and whom it drains. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...module_utils.common.instance_key import InstanceKey
+from ..desired.actions import Action
+from ..desired.endpoint_settings import BalancerHost, ObservedBalancer
+from .backends import Backend, names_of
+from .config import backend_json
+from .servers import ANY, BackendServer, Instance, Place, bracketed, seen_servers
+
+BALANCER = "balancer"
+"""The kind of the action that changes a load balancer's configuration."""
+INSTANCE = re.compile(r":\d+(:\d+)?$")
+"""What follows the instance in the name of a server: its port, and a number if it is not its only server there."""
+
+
+@dataclass(frozen=True)
+class BalancerSecrets:
+    """The control node's secrets for a load balancer: texts of its files, None if they do not exist yet."""
+
+    keys_map: str | None = None
+    certificate: str | None = None
+    keys_file: str = ""
+    certificate_file: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServerNames:
+    """A server of an instance while the fleet changes, and afterwards.
+
+    during, after: "backend/server" in the configuration of that time; after is "" where that has none. before: it is in
+    the present one.
+    """
+
+    during: str
+    after: str
+    before: bool
+
+
+@dataclass(frozen=True)
+class BalancerPlan:
+    """The desired state of one load balancer, and the changes to get there.
+
+    Attributes:
+        during, files_before: backends and files while instances change, with the present servers beside the new ones.
+        servers: the servers of each instance in that time.
+        drain: servers to drain before they stop, and their hosts.
+        left: servers that an earlier run left drained, and that stay.
+        undrain: servers to return to service afterwards, as they are called then; those of `left` are among them.
+    """
+
+    host: BalancerHost
+    backends: tuple[Backend, ...]
+    during: tuple[Backend, ...]
+    files: Mapping[str, str]
+    files_before: Mapping[str, str]
+    material: BalancerSecrets
+    instance_key: InstanceKey
+    actions: tuple[Action, ...]
+    packages: tuple[str, ...]
+    servers: Mapping[Instance, Sequence[ServerNames]]
+    drain: Mapping[str, str]
+    undrain: tuple[str, ...]
+    warnings: tuple[str, ...]
+    left: tuple[str, ...] = ()
+
+    def leaving(self, host: str, instances: Collection[str]) -> list[str]:
+        """Return all servers of these instances of a host, as they are called during the change."""
+        return [item.during for name in instances for item in self.servers.get((host, name), ())]
+
+    def entering(self, host: str, instances: Collection[str]) -> list[str]:
+        """Return the servers of these instances as they will be."""
+        return [
+            item.during for name in instances for item in self.servers.get((host, name), ()) if item.after
+        ]
+
+    def returning(self, host: str, instances: Collection[str]) -> list[str]:
+        """Return the servers of these instances as they are at present."""
+        return [
+            item.during for name in instances for item in self.servers.get((host, name), ()) if item.before
+        ]
+
+    def drain_steps(self, gpu_host: str, without: Collection[str] = ()) -> dict[str, list[str]]:
+        """Return the servers of one GPU host to drain before it changes, and to return to service afterwards.
+
+        without: names of instances whose servers are left out.
+        """
+        names = dict.fromkeys(
+            instance_of(name).rpartition(".")[2] for name, host in self.drain.items() if host == gpu_host
+        )
+        touched = [name for name in names if name not in without]
+        return {"drain": self.leaving(gpu_host, touched), "undrain": self.entering(gpu_host, touched)}
+
+    def returned_first(self, changing: Collection[str]) -> list[str]:
+        """Return what an earlier run left drained and this one does not stop, so that it serves while others change.
+
+        changing: instances ("n1.llama-0") that this run changes in batches, each of which returns with its batch.
+        """
+        return [name for name in self.left if name not in self.drain and instance_of(name) not in changing]
+
+    def configured_first(self, changing: Collection[str]) -> bool:
+        """Return whether it is configured before instances change, and not only afterwards.
+
+        changing: as for returned_first; these are drained in every load balancer, also in one that this run installs.
+        """
+        behind = bool(changing) and any(action.kind == BALANCER for action in self.actions)
+        return bool(self.drain or self.returned_first(changing) or self.files_before != self.files or behind)
+
+    @property
+    def url(self) -> str:
+        """Return the URL for clients."""
+        return url_of(self.host)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the load balancer's part of plan.json, which contains no key."""
+        return {
+            "status": "observed" if self.host.observed else "declared",
+            "url": self.url,
+            "backends": [backend_json(item, self.host.settings.key_share) for item in self.backends],
+            "actions": [action.to_json() for action in self.actions],
+            "packages": list(self.packages),
+            "files": dict(self.files),
+            "files_before": dict(self.files_before),
+            "keys_file": self.material.keys_file or None,
+            "certificate_file": self.material.certificate_file or None,
+            "instance_key_file": self.instance_key.file if self.instance_key.sent else None,
+            "drain": list(self.drain),
+            "undrain": list(self.undrain),
+            "warnings": list(self.warnings),
+        }
+
+
+def server_names(
+    observed: ObservedBalancer | None, during: Iterable[Backend], backends: Iterable[Backend]
+) -> dict[Instance, list[ServerNames]]:
+    """Return the servers of each instance during the change, and how they are called afterwards."""
+    before = places_of(seen_servers(observed.config if observed else {}))
+    after = places_of(names_of(backends))
+    found: dict[Instance, list[ServerNames]] = {}
+    for name, server in names_of(during).items():
+        names = ServerNames(name, continued(server, after), bool(continued(server, before)))
+        found.setdefault(server.of, []).append(names)
+    return found
+
+
+def places_of(servers: Mapping[str, BackendServer]) -> dict[Place, list[tuple[str, BackendServer]]]:
+    """Return servers and their names by where they are."""
+    found: dict[Place, list[tuple[str, BackendServer]]] = {}
+    for name, server in servers.items():
+        found.setdefault(server.place, []).append((name, server))
+    return found
+
+
+def continued(server: BackendServer, others: Mapping[Place, Iterable[tuple[str, BackendServer]]]) -> str:
+    """Return the name of the one at the same place that has a model name in common; "" without one."""
+    there = others.get(server.place, ())
+    return next((name for name, other in there if set(other.models) & set(server.models)), "")
+
+
+def instance_of(server: str) -> str:
+    """Return the host and instance of a server: llama/n1.llama-0:8000 → n1.llama-0."""
+    return INSTANCE.sub("", server.partition("/")[2])
+
+
+def url_of(host: BalancerHost) -> str:
+    """Return the URL of a host's load balancer for clients."""
+    settings = host.settings
+    address = host.address if settings.listen in ANY else settings.listen
+    address = settings.virtual.address if settings.virtual else address
+    return f"{'https' if settings.tls else 'http'}://{bracketed(address)}:{settings.port}"

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers of a load balancer: one for each instance, and more while an instance changes. Pure.
+
+A server is an instance at an address, asked for some model names. While the fleet changes, the configuration has the
+servers of what runs and those of what will run: an instance that gets another address, port or served name has both
+until it has changed. What listens and answers decides which of them is in service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from ...module_utils.common.errors import Problem
+from ...module_utils.common.generations import BackendInstance
+from ...module_utils.common.hashing import canonical, text_hash
+from ..desired.endpoint_settings import BalancerHost
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ANY = ("0.0.0.0", "::")
+Instance = tuple[str, str]
+"""A host, and the name of an instance there."""
+Place = tuple[str, str, str, int]
+"""An instance, and the address and port where it listens."""
+
+
+@dataclass(frozen=True)
+class BackendServer:
+    """An instance behind the load balancer.
+
+    Attributes:
+        address, port: where the load balancer reaches it.
+        limit: requests that it gets at once.
+        models: the model names that it is asked for.
+        weight: its share of the requests, relative to others that are asked for the same name.
+        number: 1, or more for a further server of the instance at the same port.
+    """
+
+    host: str
+    instance: str
+    deployment: str
+    address: str
+    port: int
+    limit: int
+    models: tuple[str, ...] = ()
+    weight: int = 1
+    number: int = 1
+
+    @property
+    def name(self) -> str:
+        """Return the name of HAProxy's server, which includes the port: after a change of port it is another server."""
+        suffix = f":{self.number}" if self.number > 1 else ""
+        return f"{self.host}.{self.instance}:{self.port}{suffix}"
+
+    @property
+    def of(self) -> Instance:
+        """Return its instance."""
+        return self.host, self.instance
+
+    @property
+    def place(self) -> Place:
+        """Return its instance and where that listens."""
+        return self.host, self.instance, self.address, self.port
+
+    @property
+    def target(self) -> str:
+        """Return its address and port, as HAProxy writes them."""
+        return f"{bracketed(self.address)}:{self.port}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the server's entry in balancer.json. probe: by what the agent knows it, whatever its name is."""
+        probe = canonical([self.address, self.port, *self.models[:1]])
+        return {
+            "name": self.name,
+            "host": self.host,
+            "instance": self.instance,
+            "deployment": self.deployment,
+            "address": self.address,
+            "port": self.port,
+            "limit": self.limit,
+            "models": list(self.models),
+            "weight": self.weight,
+            "number": self.number,
+            "target": self.target,
+            "probe": text_hash(probe)[:16],
+        }
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any], backend: Mapping[str, Any]) -> BackendServer:
+        """Build from an entry of a backend in balancer.json; before 0.2 the backend said deployment and models."""
+        return cls(
+            str(item["host"]),
+            str(item["instance"]),
+            str(item.get("deployment", backend["name"])),
+            str(item["address"]),
+            int(item["port"]),
+            int(item["limit"]),
+            tuple(map(str, item.get("models", backend["models"]))),
+            int(item.get("weight", 1)),
+            int(item.get("number", 1)),
+        )
+
+
+@dataclass(frozen=True)
+class HostBackends:
+    """The instances of a GPU host.
+
+    Attributes:
+        complete: False if only the host is known; then its servers in the balancer stay.
+        stopping: running instances that this run stops.
+        present: what runs, as it was recorded.
+        trusted: addresses that the inventory gives to the host.
+    """
+
+    host: str
+    address: str
+    instances: tuple[BackendInstance, ...] = ()
+    stopping: tuple[str, ...] = ()
+    untouched: tuple[str, ...] = ()
+    complete: bool = True
+    present: tuple[BackendInstance, ...] = ()
+    trusted: frozenset[str] = frozenset()
+
+
+def routable_instances(gpu_host: HostBackends) -> tuple[BackendInstance, ...]:
+    """Return the host's instances that serve clients, without those that work for another host's server."""
+    return tuple(item for item in gpu_host.instances if _routable(item))
+
+
+def _routable(item: BackendInstance) -> bool:
+    return item.endpoint and not item.headless
+
+
+def seen_servers(config: Mapping[str, Any]) -> dict[str, BackendServer]:
+    """Return the servers of a balancer.json, by "backend/server"."""
+    return {
+        f"{backend['name']}/{item['name']}": BackendServer.from_json(item, backend)
+        for backend in config.get("backends") or ()
+        for item in backend["servers"]
+    }
+
+
+def wanted_servers(
+    host: BalancerHost, gpu_hosts: Sequence[HostBackends], fleet: Collection[str]
+) -> tuple[tuple[BackendServer, ...], list[Problem], tuple[str, ...]]:
+    """Return the servers of a load balancer after the run, problems, and deployments that it does not reach.
+
+    It keeps those on hosts of the fleet that this run does not plan. What runs as it was recorded, and listens where
+    this load balancer cannot reach it, is left to the others, until a run changes it.
+    """
+    found: dict[Place, BackendServer] = {}
+    problems: list[Problem] = []
+    unreached: dict[str, None] = {}
+    for gpu_host in gpu_hosts:
+        for item in routable_instances(gpu_host):
+            address, wrong = _address(item, gpu_host, host)
+            if wrong and item.recorded:
+                unreached[item.deployment] = None
+                continue
+            problems += wrong
+            server = _server(item, gpu_host, address)
+            found[server.place] = server
+    planned = {gpu_host.host: gpu_host for gpu_host in gpu_hosts if gpu_host.complete}
+    instances = {server.of for server in found.values()}
+    kept = []
+    for server in seen_servers(host.observed.config if host.observed else {}).values():
+        plan = planned.get(server.host)
+        if server.host in fleet and (plan is None or server.instance in plan.untouched):
+            kept += [server] if server.of not in instances else []
+    return (*found.values(), *kept), problems, tuple(unreached)
+
+
+def present_servers(host: BalancerHost, gpu_hosts: Iterable[HostBackends]) -> tuple[BackendServer, ...]:
+    """Return the servers of a load balancer before the run.
+
+    They are those of its configuration; a new one has those of instances that run and that it can reach.
+    """
+    if host.observed and host.observed.config:
+        return tuple(seen_servers(host.observed.config).values())
+    found = []
+    for gpu_host in gpu_hosts:
+        for item in filter(_routable, gpu_host.present):
+            address, wrong = _address(item, gpu_host, host)
+            if not wrong:
+                found.append(_server(item, gpu_host, address))
+    return tuple(found)
+
+
+def _server(item: BackendInstance, gpu_host: HostBackends, address: str) -> BackendServer:
+    return BackendServer(
+        gpu_host.host, item.name, item.deployment, address, item.port, item.limit, item.models, item.weight
+    )
+
+
+def _address(item: BackendInstance, gpu_host: HostBackends, host: BalancerHost) -> tuple[str, list[Problem]]:
+    """Return the address where the balancer reaches an instance, and problems.
+
+    It is the instance's own address, or its host's if the instance listens on all addresses. A node's record of where
+    an instance listens is believed for addresses that lead to that host: a node that somebody has taken over must not
+    send requests elsewhere.
+    """
+    listen = item.listen
+    if item.recorded and listen not in (*ANY, *LOOPBACK, *gpu_host.trusted, *_asked_at(item, gpu_host, host)):
+        listen = gpu_host.address
+    if gpu_host.host == host.name and listen in (*ANY, *LOOPBACK):
+        return "::1" if listen in ("::", "::1") else "127.0.0.1", []
+    if listen in LOOPBACK:
+        what = (
+            f"instances of {gpu_host.host} listen on {listen}, which load balancer {host.name} cannot reach."
+        )
+        fix = "Listen on an address of the host that the balancer reaches, or set endpoint: false."
+        return listen, [Problem((*item.path, "listen"), what, fix, (gpu_host.host,))]
+    return (gpu_host.address if listen in ANY else listen), []
+
+
+def _asked_at(item: BackendInstance, gpu_host: HostBackends, host: BalancerHost) -> frozenset[str]:
+    """Return the addresses at which the load balancer asks an instance at present."""
+    seen = seen_servers(host.observed.config if host.observed else {}).values()
+    return frozenset(server.address for server in seen if server.of == (gpu_host.host, item.name))
+
+
+# ---- the change --------------------------------------------------------------------------------------
+
+
+def changing_servers(
+    wanted: Iterable[BackendServer], present: Iterable[BackendServer]
+) -> tuple[BackendServer, ...]:
+    """Return the servers during the change: those of the present, and those that will be.
+
+    A server that is asked for the same names at the same place before and afterwards is one server. Where only some of
+    the names stay, these are asked of one server, and the names that come or go of others: each is in service only
+    while the instance answers to its names.
+    """
+    after = {server.place: server for server in wanted}
+    known: dict[Place, set[str]] = {}
+    found: list[BackendServer] = []
+    for server in present:
+        known.setdefault(server.place, set()).update(server.models)
+        there = after.get(server.place)
+        stay = tuple(name for name in server.models if there and name in there.models)
+        gone = tuple(name for name in server.models if name not in stay)
+        if there and stay:
+            found.append(replace(server, models=stay, limit=there.limit, weight=there.weight))
+        if gone or not server.models:
+            found.append(replace(server, models=gone))
+    for place, server in after.items():
+        new = tuple(name for name in server.models if name not in known.get(place, ()))
+        if new or place not in known:
+            found.append(replace(server, models=new))
+    return tuple(_numbered(found))
+
+
+def _numbered(servers: Sequence[BackendServer]) -> Iterator[BackendServer]:
+    """Yield the servers with names that no two of them share; those that come first keep theirs."""
+    taken: set[str] = set()
+    for server in servers:
+        numbered = (replace(server, number=number) for number in count(server.number))
+        named = next(one for one in numbered if one.name not in taken)
+        taken.add(named.name)
+        yield named
+
+
+def bracketed(address: str) -> str:
+    """Return an address as it is written before a port."""
+    return f"[{address}]" if ":" in address else address
