@@ -9,7 +9,10 @@ from dataclasses import replace
 from ...module_utils.common.generations import DEPLOY, ROLLBACK, UPGRADE
 from ..generations.revisions import RevisionChange
 from ..generations.sources import INVENTORY
-from .batches import Batch, Capacity, RolloutInstance, change_groups, engines_lost
+from .batches import Batch, lost_together
+from .capacity import Capacity, services
+from .groups import change_groups
+from .members import RolloutInstance
 
 
 def operation_of(operation: str, revision: RevisionChange | None) -> str:
@@ -50,8 +53,14 @@ def awaited_hosts(
     """Return the hosts whose instances have to have started before a batch, as too few would serve without them."""
     short = {
         name
-        for name, lost in engines_lost(batch.groups).items()
+        for name, lost in lost_together(batch.groups).items()
         if capacity[name].starting
         and capacity[name].serving - capacity[name].starting - lost < max(1, capacity[name].min_available)
     }
-    return list(dict.fromkeys(item.host for item in members if item.starts and item.deployment in short))
+    everyone = tuple(members)
+    engines = {
+        engine for service in services(everyone) if service.label in short for engine in service.engines
+    }
+    return list(
+        dict.fromkeys(item.host for item in everyone if item.starts and item.present_engine in engines)
+    )

@@ -15,7 +15,7 @@ from ..instances.planned import RecordedInstance, Serving
 from ..plan.host_plan import FleetPlan
 from ..plan.text import wrapped
 from ..text import plural
-from .batches import RolloutInstance
+from .members import RolloutInstance
 
 SERVES = "already served"
 ENTERED = "in a load balancer as soon as it serves"

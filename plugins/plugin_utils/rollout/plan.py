@@ -29,19 +29,11 @@ from ..instances.planned import Planned, RecordedInstance, Serving, recorded_ins
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan, HostPlan
 from ..text import plural
-from .batches import (
-    Batch,
-    CanaryProgress,
-    InstanceResources,
-    Rollout,
-    RolloutInstance,
-    RolloutPolicy,
-    parse_policy,
-    plan_rollout,
-    sorted_members,
-)
+from .batches import Batch, CanaryProgress, Rollout, plan_rollout
 from .deploy import awaited_hosts, operation_of, serving_changes
 from .measurement import grouped, interrupted, shorten, why_unmeasured, with_head
+from .members import InstanceResources, RolloutInstance, sorted_members
+from .policy import RolloutPolicy, parse_policy
 from .steps import (
     COMING_BACK,
     FORWARD,
@@ -175,7 +167,11 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     problems = (*problems, *wrong, *_refusals(plan, wanted, rollout, omitted))
     batches = _at_once(rollout.batches) if wanted.operation == STOP else rollout.batches
     # Where one engine is all there is, as with a restart, no load balancer has to keep one.
-    kept = {name for name, room in rollout.capacity.items() if room.min_available and not wanted.at_once}
+    kept = {
+        name
+        for name, labels in rollout.services.items()
+        if not wanted.at_once and any(rollout.capacity[label].min_available for label in labels)
+    }
     firsts = {item.deployment: item.number for item in reversed(batches)}
     changes = {
         item.number: replace(
@@ -312,7 +308,9 @@ class _HostRollout:
                 new=_place(item) if item else place if stays else None,
                 engine=_engine(self.name, item),
                 old_engine=_engine(self.name, known),
-                in_service=bool(found and found.state == "running" and found.ready and not self._out(name)),
+                models=_models(item or (known if stays else None)),
+                old_models=_models(known or item),
+                in_service=bool(found and found.state == "running" and found.ready and self._in(name, known)),
                 headless=any(one.member.headless for one in (item or known,) if one),
                 resources_known=not there or place is not None,
             )
@@ -362,13 +360,18 @@ class _HostRollout:
     def _equal(found: ObservedInstance | None, item: Serving | None) -> bool:
         return bool(found and item and found.spec_hash == item.spec_hash)
 
-    def _out(self, name: str) -> bool:
-        """The operator took it out of a load balancer."""
-        return any(
+    def _in(self, name: str, known: RecordedInstance | None) -> bool:
+        """A load balancer that runs sends it requests, and the operator has not drained it."""
+        running = [item.host.observed for item in self.balancers if item.host.observed]
+        drained = any(
             entry.get("by") == OPERATOR and instance_of(server) == f"{self.name}.{name}"
-            for balancer in self.balancers
-            for server, entry in (balancer.host.observed.drained if balancer.host.observed else {}).items()
+            for observed in running
+            for server, entry in observed.drained.items()
         )
+        there = [item for item in self.balancers if item.host.observed and item.host.observed.running]
+        head = not (known and known.member.headless) and _models(known)
+        asked = not there or not head or any(item.returning(self.name, [name]) for item in there)
+        return asked and not drained
 
     def work(self, batch: Batch, trial: CanaryProgress | None) -> Work:
         """This host's part of a batch."""
@@ -448,6 +451,11 @@ def _histories(state: NodeState | None) -> dict[str, History]:
 def _deployment(name: str, found: ObservedInstance | None, item: Serving | None) -> str:
     """The deployment that an instance is of: as it runs, as it will, or by its name."""
     return (found.deployment if found else "") or (item.deployment_name if item else name.rpartition("-")[0])
+
+
+def _models(item: Serving | None) -> tuple[str, ...]:
+    """The names that clients may ask an instance for, where a load balancer can reach it."""
+    return item.backend.models if item and item.backend.endpoint else ()
 
 
 def _place(item: Serving | None) -> InstanceResources | None:

@@ -23,9 +23,9 @@ from ..endpoint.foreign_secrets import KINDS
 from ..endpoint.plan import EndpointInputs
 from ..plan.host_plan import FleetPlan
 from ..text import plural
-from .batches import DEFAULT_SERIAL, parse_policy, parse_serial
 from .live import LiveTarget, explain_live, live_targets, parse_rate
 from .measurement import NewInstances, explain_new, new_instances
+from .policy import DEFAULT_SERIAL, parse_policy, parse_serial
 from .stopping import HostStops, partitioned_hosts
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from ...module_utils.common.minimum import WORD, Count, ServingEngine, refusals,
 from ..endpoint.servers import seen_servers
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan
-from .batches import DEFAULT_SERIAL, RolloutInstance
+from .members import RolloutInstance
+from .policy import DEFAULT_SERIAL
 
 
 @dataclass(frozen=True)
@@ -43,30 +44,39 @@ def known_engines(plan: FleetPlan, members: Iterable[RolloutInstance]) -> list[S
     Of hosts outside this run it knows what the load balancers' files name. They count as serving, since the load
     balancers themselves are asked before anything stops; those of hosts that were not reached do not.
     """
-    groups: dict[tuple[str, str], list[RolloutInstance]] = {}
+    groups: dict[str, list[RolloutInstance]] = {}
     for item in members:
         if item.exists:
-            groups.setdefault((item.deployment, item.old_engine or item.id), []).append(item)
+            groups.setdefault(item.present_engine, []).append(item)
     found = [
         ServingEngine(
-            deployment,
+            items[0].deployment,
             items[0].name,
             tuple(dict.fromkeys(item.host for item in items)),
             all(item.in_service for item in items),
             any(item.changes for item in items),
+            items[0].old_models,
         )
-        for (deployment, _unused), items in groups.items()
+        for items in groups.values()
     ]
     here, lost = {host.host.name for host in plan.hosts}, {name for name, _unused in plan.unreachable}
-    outside: dict[tuple[str, str, str], bool] = {}
+    outside: dict[str, ServingEngine] = {}
     for balancer in plan.balancers:
         seen = balancer.host.observed
         for name, server in seen_servers(seen.config if seen else {}).items():
             if server.host not in here:
                 drained = name in (seen.drained if seen else ())
-                key = server.deployment, server.instance, server.host
-                outside[key] = outside.get(key, True) and not drained and server.host not in lost
-    return found + [ServingEngine(name, one, (host,), up, False) for (name, one, host), up in outside.items()]
+                key = f"{server.host}/{server.instance} {' '.join(server.models)}"
+                there = outside.get(key)
+                outside[key] = ServingEngine(
+                    server.deployment,
+                    server.instance,
+                    (server.host,),
+                    (there is None or there.serves) and not drained and server.host not in lost,
+                    False,
+                    server.models,
+                )
+    return [*found, *outside.values()]
 
 
 def stop_problems(engines: Sequence[ServingEngine], stops: HostStops) -> tuple[Problem, ...]:

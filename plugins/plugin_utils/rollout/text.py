@@ -20,9 +20,10 @@ from ...module_utils.common.generations import (
 from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE
 from ..plan.text import wrapped
 from ..text import plural
-from .batches import Batch, RolloutInstance
+from .batches import Batch
 from .failures import Failure, message_of
 from .measurement import grouped, shorten
+from .members import RolloutInstance
 from .plan import RolloutPlan
 from .steps import NOT_WITHOUT_VERDICT, Step, holds
 
@@ -71,18 +72,17 @@ def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[s
 
 
 def _format_capacity(planned: RolloutPlan, name: str) -> list[str]:
-    room = planned.rollout.capacity.get(name)
-    if room is None or planned.operation == STOP:
+    if planned.operation == STOP:
         return []
-    asked = "" if room.min_available else "; "
-    asked = (
-        f" (upgrade_min_in: "
-        f"{DEFAULT_MIN_AVAILABLE if planned.policy.min_available is None else planned.policy.min_available})"
-        if room.min_available
-        else asked
-    )
-    text = f"at least {room.min_available} of {room.total} in the load balancer{asked}".rstrip("; ")
-    return wrapped("keeps", text)
+    lines = []
+    for label in planned.rollout.services.get(name, ()):
+        room = planned.rollout.capacity[label]
+        kept = planned.policy.min_available
+        rule = f" (upgrade_min_in: {DEFAULT_MIN_AVAILABLE if kept is None else kept})"
+        whose = "" if label == name else f" of {label}"
+        text = f"at least {room.min_available} of {room.total}{whose} in the load balancer"
+        lines += wrapped("keeps", text + (rule if room.min_available else "")) if room.stays else []
+    return lines
 
 
 def _canary(batch: Batch, canary: RolloutInstance) -> str:

@@ -10,15 +10,21 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches import (
     Batch,
     CanaryProgress,
-    ChangeGroup,
-    InstanceResources,
     Rollout,
-    RolloutInstance,
-    RolloutPolicy,
-    change_groups,
-    engines_lost,
-    parse_policy,
+    lost_together,
     plan_rollout,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.groups import (
+    ChangeGroup,
+    change_groups,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.members import (
+    InstanceResources,
+    RolloutInstance,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.policy import (
+    RolloutPolicy,
+    parse_policy,
 )
 
 from tests.helpers.some import some
@@ -81,9 +87,17 @@ TOGETHER = {
         [member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001)), member("n1", 2)],
         ["n1 llama-0 + llama-1", "n1 llama-2"],
     ),
-    "a port of another one": (
-        [member("n1", 0, new=place(0, 8001)), member("n1", 1)],
-        ["n1 llama-0 + llama-1"],
+    "a port of another one, which gives it first": (
+        [member("n1", 0, new=place(0, 8001)), member("n1", 1, new=place(1, 8002))],
+        ["n1 llama-0", "n1 llama-1"],
+    ),
+    "a port of one of another deployment": (
+        [member("n1", 0, new=place(0, 8001)), member("n1", 1, deployment="qwen", new=place(1, 8002))],
+        ["n1 llama-0 + qwen-1"],
+    ),
+    "three in a circle": (
+        [member("n1", i, new=place(i, 8000 + (i + 1) % 3)) for i in range(3)],
+        ["n1 llama-0 + llama-1 + llama-2"],
     ),
     "equal GPUs on two hosts are different ones": (
         [member("n1", 0), member("n2", 0)],
@@ -207,9 +221,67 @@ def test_what_comes_in_the_place_of_another_is_a_canary_and_comes_before_what_on
     ]
     batches = sound(members, RolloutPolicy(min_available=0)).batches
     assert [(batch.deployment, shown((batch,))[0]) for batch in batches] == [
-        ("llama", ["n1 llama-0"]), ("qwen", ["n1 llama-1 + qwen-1"]), ("qwen", ["n2 qwen-1"]),
+        ("qwen", ["n1 llama-1 + qwen-1"]), ("llama", ["n1 llama-0"]), ("qwen", ["n2 qwen-1"]),
     ]  # fmt: skip
-    assert [batch.canary.id if batch.canary else "" for batch in batches] == ["", "n1/qwen-1", ""]
+    assert [batch.canary.id if batch.canary else "" for batch in batches] == ["n1/qwen-1", "", ""]
+
+
+def test_who_gives_a_port_changes_before_who_takes_it() -> None:
+    """Ports move up by one, so the last instance of each host is the first; none is in one batch with its giver."""
+    members = [member(f"n{host}", i, new=place(i, 8001 + i)) for host in (1, 2) for i in range(4)]
+    batches = sound(members).batches
+    assert shown(batches)[0] == ["n1 llama-3"]
+    assert batches[0].canary is not None
+    numbers = {group.key: batch.number for batch in batches for group in batch.groups}
+    for host in (1, 2):
+        order = [numbers[f"n{host}/llama-{i}"] for i in range(4)]
+        assert order == sorted(set(order), reverse=True)
+
+
+def renamed(host: str, index: int, **keys: Any) -> list[RolloutInstance]:
+    """An instance that gets another deployment's name, on its GPU and at its port."""
+    old = member(host, index, new=None, old_models=("m",))
+    return [old, member(host, index, deployment="chat", old=None, in_service=False, models=("m",), **keys)]
+
+
+def test_a_deployment_that_is_renamed_keeps_the_minimum_of_its_model_name() -> None:
+    members = [item for host in ("n1", "n2") for index in (0, 1) for item in renamed(host, index)]
+    rollout = sound(members)
+    assert [shown((batch,))[0] for batch in rollout.batches] == [
+        ["n1 llama-0 + chat-0"], ["n2 llama-0 + chat-0"], ["n1 llama-1 + chat-1"], ["n2 llama-1 + chat-1"],
+    ]  # fmt: skip
+    assert {name: (room.total, room.min_available) for name, room in rollout.capacity.items()} == {
+        "llama": (4, 2)
+    }
+    assert rollout.services == {"llama": ("llama",), "chat": ("llama",)}
+    _, problems = plan_rollout(members, RolloutPolicy(min_available="100%"))
+    assert "upgrade_min_in requires 4 of 4 engines of llama in service" in problems[0].text()
+
+
+def test_what_goes_waits_for_what_comes_elsewhere_under_its_name() -> None:
+    """n1 stands before n2 in the inventory, and serves the model name until n2 does."""
+    going = [member("n1", index, new=None, old_models=("m",)) for index in (0, 1)]
+    coming = [
+        member("n2", index, deployment="chat", old=None, in_service=False, models=("m",)) for index in (0, 1)
+    ]
+    assert shown(sound([*going, *coming]).batches) == [
+        ["n2 chat-0"],
+        ["n2 chat-1"],
+        ["n1 llama-0", "n1 llama-1"],
+    ]
+
+
+def test_names_that_only_some_serve_are_services_of_their_own() -> None:
+    """llama serves m and x, chat serves m: of x only the two of llama count."""
+    members = [
+        *(member("n1", i, models=("m", "x"), old_models=("m", "x")) for i in (0, 1)),
+        *(member("n1", i, deployment="chat", models=("m",), old_models=("m",)) for i in (2, 3, 4)),
+    ]
+    rollout = sound(members)
+    assert {name: (room.total, room.min_available) for name, room in rollout.capacity.items()} == {
+        "chat and llama": (5, 3), "llama": (2, 1),
+    }  # fmt: skip
+    assert rollout.services == {"llama": ("chat and llama", "llama"), "chat": ("chat and llama",)}
 
 
 def test_the_first_of_several_new_ones_is_a_canary_too() -> None:
@@ -312,7 +384,7 @@ def test_the_default_takes_no_more_than_may_go() -> None:
     [
         (fleet(1, 1), "is unavailable while its only engine is out of service"),
         (fleet(1, 2), ""),
-        (fleet(1, 1, new=None), "is unavailable"),
+        (fleet(1, 1, new=None), ""),  # it is removed
     ],
 )
 def test_a_gap_is_told(members: list[RolloutInstance], text: str) -> None:
@@ -356,7 +428,7 @@ def test_a_group_that_takes_from_two_deployments_needs_room_in_both() -> None:
     members += [member(f"n{number}", 2, deployment="qwen", changes=False) for number in (30, 31)]
     rollout = sound(members, RolloutPolicy(canary=False, min_available=11))
     for batch in rollout.batches:
-        lost = engines_lost(batch.groups)
+        lost = lost_together(batch.groups)
         assert lost.get("qwen", 0) <= 1
         assert lost["llama"] <= 9
     assert max(len(batch.groups) for batch in rollout.batches) > 1

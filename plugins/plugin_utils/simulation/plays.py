@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plays of each operation, in the order in which playbooks run them, on the data that the playbooks get. Pure.
+
+tests/unit/simulation/test_plays.py compares PLAYS with the playbooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ...module_utils.common.generations import (
+    BENCHMARK,
+    DEPLOY,
+    RESTART,
+    ROLLBACK,
+    STOP,
+    UPGRADE,
+)
+from ...module_utils.common.minimum import Count, resolve_count
+from ..endpoint.backends import names_of
+from ..endpoint.balancer_plan import BalancerPlan
+from .calls import Args, Context, perform, stop_instance
+from .model import FORMER, PRESENT
+
+PARTITION = "partition"
+"""The operation of partition.yml, which plans without one."""
+DEFAULT_PARTITION_SERIAL: tuple[Count, ...] = (1, "20%")
+PLAYS: dict[str, tuple[str, ...]] = {
+    DEPLOY: (
+        "fetch",
+        "key",
+        "balancers_before",
+        "partition",
+        "serve",
+        "rollout",
+        "measure_new",
+        "balancers_after",
+    ),
+    UPGRADE: ("fetch", "key", "balancers_before", "rollout", "balancers_after"),
+    ROLLBACK: ("key", "balancers_before", "rollout", "balancers_after"),
+    RESTART: ("key", "balancers_before", "rollout", "balancers_after"),
+    STOP: ("stop",),
+    BENCHMARK: ("return_left", "measure"),
+    PARTITION: ("key", "balancers_before", "partition", "resume", "balancers_after"),
+}
+Todo = Sequence[Mapping[str, Any]]
+"""What fleet_plan returns for add_host: name, groups and plan of each host."""
+
+
+class Playbook:
+    """A run of the plays of an operation. checked: called with the name of a step after its fleet has changed."""
+
+    def __init__(
+        self,
+        context: Context,
+        todo: Todo,
+        balancers: Iterable[BalancerPlan],
+        checked: Callable[[], None],
+        partition_serial: Sequence[Count] = DEFAULT_PARTITION_SERIAL,
+    ) -> None:
+        self.context, self.checked = context, checked
+        self.hosts = {str(item["name"]): item for item in todo}
+        self.balancers = {item.host.name: item for item in balancers}
+        self.partition_serial = partition_serial
+
+    def run(self, operation: str) -> None:
+        """Run the plays of an operation."""
+        for play in PLAYS[operation]:
+            getattr(self, f"_{play}")()
+
+    def _in(self, group: str) -> list[str]:
+        return [name for name, item in self.hosts.items() if group in item["groups"]]
+
+    def _plan(self, host: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.hosts[host]["plan"]
+        return found
+
+    def _step(self, text: str, calls: Iterable[tuple[str, str, Args]]) -> None:
+        self.context.step = text
+        perform(self.context, calls, self.checked)
+        self.checked()
+
+    # ---- before instances change ---------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        self.context.step = "fetching images and weights"
+        self.context.lacking.clear()
+
+    def _key(self) -> None:
+        self.context.step = "writing the instances' key on hosts"
+        for host in self._in("todo_instance_key"):
+            self.context.model.give_key(host)
+        self.checked()
+
+    def _balancers_before(self) -> None:
+        for name in self._in("todo_load_balancer"):
+            part = self._plan(name)["balancer"]
+            if part["first"]:
+                self._configure(name, "during")
+                self._return(name, part["undrain_first"])
+
+    def _balancers_after(self) -> None:
+        for name in self._in("todo_load_balancer"):
+            self._configure(name, "backends")
+            self._return(name, self._plan(name)["balancer"]["undrain"])
+
+    def _configure(self, name: str, which: str) -> None:
+        self.context.step = f"configuring load balancer {name}"
+        plan = self.balancers[name]
+        key = (PRESENT if plan.instance_key.map is not None else FORMER) if plan.instance_key.sent else ""
+        self.context.model.configure(name, names_of(getattr(plan, which)), key)
+        self.checked()
+
+    def _return(self, balancer: str, servers: Sequence[str]) -> None:
+        if servers:
+            args = {"servers": [{"balancer": balancer, "servers": servers}], "state": "ready", "wait": 0}
+            self._step(
+                f"returning servers of load balancer {balancer}", [(balancer, "balancer_server", args)]
+            )
+
+    # ---- instances -----------------------------------------------------------------------------------
+
+    def _partition(self) -> None:
+        rest, sizes = self._in("todo_gpu_partition"), list(self.partition_serial)
+        total = len(rest)
+        while rest:
+            size = max(1, int(resolve_count(sizes[0], total)))
+            sizes = sizes[1:] or sizes
+            self._partition_batch(rest[:size])
+            del rest[:size]
+
+    def _partition_batch(self, hosts: Sequence[str]) -> None:
+        names = ", ".join(hosts)
+        parts = {host: self._plan(host) for host in hosts}
+        self._balance(f"draining {names} to change partition modes", parts, "out", "drain")
+        self.context.step = f"changing the partition modes of {names}"
+        for host, part in parts.items():
+            for server in part["partition"]["stop_servers"]:
+                stop_instance(self.context, (host, server["name"]))
+            self.context.partitions.discard(host)
+        self.checked()
+        calls = []
+        for host, part in parts.items():
+            servers = [item for item in part["servers"] if item["name"] in part["partition"]["serve"]]
+            calls.append((host, "vllm_server", {"servers": servers, "remove": part["partition"]["remove"]}))
+        self._step(f"starting the instances of {names} again", calls)
+        self._balance(f"returning {names} to service", parts, "into", "ready")
+
+    def _balance(self, text: str, parts: Mapping[str, Args], key: str, state: str) -> None:
+        calls = [
+            (host, "balancer_server", {"servers": part[key], "state": state})
+            for host, part in parts.items()
+            if part.get(key)
+        ]
+        if calls:
+            self._step(text, calls)
+
+    def _serve(self) -> None:
+        parts = {host: self._plan(host) for host in self._in("todo_vllm_serve")}
+        self._balance("draining what no batch changes", parts, "out", "drain")
+        self._start(parts, "serve", "starting what no batch changes")
+        self._balance("returning what no batch changes to service", parts, "into", "ready")
+
+    def _resume(self) -> None:
+        parts = {host: self._plan(host) for host in self._in("todo_vllm_serve")}
+        parts = {host: part for host, part in parts.items() if part["resume"]}
+        self._start(parts, "resume", "starting what an interrupted run left stopped, or what spans hosts")
+
+    def _start(self, parts: Mapping[str, Args], key: str, text: str) -> None:
+        for wait in (False, True):
+            calls = []
+            for host, part in parts.items():
+                servers = [item for item in part["servers"] if item["name"] in part[key]]
+                remove = part["remove"] if key == "serve" else []
+                if wait or part.get("spans"):
+                    calls.append((host, "vllm_server", {"servers": servers, "remove": remove, "wait": wait}))
+            if calls:
+                self._step(text, calls)
+
+    # ---- batches -------------------------------------------------------------------------------------
+
+    @property
+    def _rollout_hosts(self) -> list[str]:
+        return self._in("todo_rollout")
+
+    def _rollout(self) -> None:
+        hosts = self._rollout_hosts
+        for batch in self._plan(hosts[0])["rollout"]["batches"] if hosts else ():
+            self.run_phases(batch, batch["phases"])
+            self.run_phases(batch, batch["passed"])
+
+    def run_phases(self, batch: Mapping[str, Any], phases: Iterable[str]) -> None:
+        """Run phases of a batch; all of its hosts go through each phase together."""
+        for phase in phases:
+            calls = []
+            for host in self._rollout_hosts:
+                step = self._plan(host)["rollout"]["steps"].get(str(batch["number"]), {}).get(phase)
+                if step:
+                    calls.append((host, step["action"], step["args"]))
+            if calls:
+                self._step(f"{batch['text']}, phase {phase}", calls)
+
+    def _stop(self) -> None:
+        hosts = self._rollout_hosts
+        for balancer in self.balancers.values():
+            names = [
+                name
+                for host in hosts
+                for batch in self._plan(host)["rollout"]["steps"].values()
+                for step in batch.values()
+                for server in step["args"]["servers"]
+                for name in balancer.leaving(host, [server["name"]])
+            ]
+            if names and self.context.model.balancers[balancer.host.name].exists:
+                args = {"servers": [{"balancer": balancer.host.name, "servers": names}], "state": "drain"}
+                self._step("draining what stops", [(balancer.host.name, "balancer_server", args)])
+        self._rollout()
+
+    def _return_left(self) -> None:
+        for name in self._in("todo_load_balancer"):
+            self._return(name, self._plan(name)["balancer"]["undrain_first"])
+
+    def _measure(self) -> None:
+        self._rollout()
+
+    def _measure_new(self) -> None:
+        calls = [
+            (host, "measurement", {"instances": self._plan(host)["measure"]})
+            for host in self._in("todo_benchmark")
+        ]
+        if calls:
+            self._step("measuring what is new", calls)

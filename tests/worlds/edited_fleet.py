@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fleet with load balancers that is edited and deployed: planned as the action does, simulated, and as it is then."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import OperationRequest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
+from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
+    InstanceKey,
+    header_map,
+    mark,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+    BalancerHost,
+    balancer_host,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+    EndpointAssets,
+    EndpointInputs,
+    wanted_files,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import RolloutPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import OPTIONS, requested_rollout
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import todo_hosts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import (
+    Simulation,
+    Terms,
+    simulate,
+)
+
+from tests.worlds.balancer_world import DRAW, MATERIAL, NEVER, found
+from tests.worlds.plan_world import apply_to_state, fleet, state, workshop
+
+SECRETS = {name: f"sk-instances-{name}-" + "i" * 30 for name in ("first", "second")}
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What an operator writes. hosts, balancers: with their addresses; modes: the compute modes of hosts."""
+
+    hosts: Mapping[str, str]
+    balancers: Mapping[str, str]
+    deployments: tuple[Mapping[str, Any], ...]
+    modes: Mapping[str, str] = field(default_factory=dict)
+    key: str = "first"
+
+
+@dataclass
+class Site:
+    """What the inventory's hosts have. states: node_state of GPU hosts; seen: of load balancers; None: no answer."""
+
+    states: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, its batches, what the playbooks get, and the inputs from which it was made."""
+
+    plan: FleetPlan
+    rollout: RolloutPlan | None
+    todo: list[dict[str, Any]]
+    operation: str
+
+    def simulate(self, **terms: Any) -> Simulation:
+        """Run it through the model of the fleet."""
+        return simulate(self.plan, self.todo, self.operation, Terms(**terms))
+
+
+def instance_key(name: str) -> InstanceKey:
+    secret = SECRETS[name]
+    return InstanceKey("instance-key", mark(secret), True, header_map(secret))
+
+
+def planned(inventory: Inventory, site: Site, operation: str = "deploy", **options: Any) -> Planned:
+    """Plan an operation as fleet_plan does. Raise FleetError where it is refused."""
+    names = list(inventory.hosts)
+    states = {name: site.states.get(name, state(hostname=name)) for name in names}
+    balancers = tuple(_balancer(name, address, site) for name, address in inventory.balancers.items())
+    key = instance_key(inventory.key) if balancers else InstanceKey()
+    assets = EndpointAssets(DRAW, "agent\n", {item.name: MATERIAL for item in balancers}, key, "router\n")
+    endpoint = EndpointInputs(balancers, frozenset(names), assets) if balancers else None
+    own = {
+        name: {
+            "ansible_host": address,
+            **({"gpu_partition_compute": inventory.modes[name]} if name in inventory.modes else {}),
+        }
+        for name, address in inventory.hosts.items()
+    }
+    given = {name: option.get("default") for name, option in OPTIONS.items()}
+    given |= {"operation": operation, "apply": True, "offline": False, "canary": True, "drain_timeout": 300, **options}
+    request = OperationRequest(
+        operation=operation,
+        deployments=frozenset([given["deployment"]]) if given["deployment"] else None,
+        generation=given["generation"],
+        retry=bool(given["retry"]),
+    )
+    shop = workshop()
+    shop.key = key
+    whole = fleet(states, list(inventory.deployments), groups={"load_balancer": list(inventory.balancers)}, own=own)
+    plan = plan_fleet(check_fleet(whole, request), shop, endpoint)
+    rollout = requested_rollout(given, plan, endpoint)
+    todo = todo_hosts(plan, plan.balancers, plan.to_json(), rollout)
+    return Planned(plan, rollout, todo, operation)
+
+
+def _balancer(name: str, address: str, site: Site) -> BalancerHost:
+    if site.seen.get(name, NEVER) is None:
+        raw, absent = None, "it could not be reached"
+    else:
+        raw, absent = found(site.seen.get(name)), ""
+    made, problems = balancer_host(name, {"ansible_host": address}, raw, absent)
+    assert problems == ()
+    return made
+
+
+def carried_out(done: Planned, inventory: Inventory, site: Site) -> Site:
+    """What the hosts have after a plan was carried out, all of it."""
+    data = done.plan.to_json()["hosts"]
+    states = {
+        name: apply_to_state(found, data[name]) if name in data else copy.deepcopy(found)
+        for name, found in site.states.items()
+    }
+    for name, host in data.items():
+        states[name] = apply_to_state(site.states.get(name, state(hostname=name)), host)
+        if host["instance_key_file"]:
+            states[name]["instance_key"] = instance_key(inventory.key).mark
+    seen = dict(site.seen)
+    for balancer in done.plan.balancers:
+        seen[balancer.host.name] = configured(balancer)
+    return Site(states, seen)
+
+
+def configured(plan: BalancerPlan, which: str = "files") -> dict[str, Any]:
+    """What node_state finds of a load balancer with a plan's files; what the operator has drained stays so."""
+    texts = wanted_files(getattr(plan, which), plan.host.settings, plan.material, plan.instance_key)
+    assert texts is not None
+    names = {item.during: item.after for some in plan.servers.values() for item in some}
+    drained = plan.host.observed.drained if plan.host.observed else {}
+    out = {
+        names.get(name, name): entry for name, entry in drained.items() if entry["by"] == "operator" and names.get(name)
+    }
+    return {
+        "installed": True,
+        "keepalived": False,
+        "running": True,
+        "files": {name: text_hash(text) for name, text in texts.items()},
+        "keys": [],
+        "applied": spec_hash(texts),
+        "config": json.loads(texts["balancer.json"]),
+        "out": out or None,
+    }
+
+
+def settled(inventory: Inventory) -> Site:
+    """A fleet on which everything of an inventory runs."""
+    site = Site()
+    done = planned(inventory, site)
+    return carried_out(done, inventory, site)
+
+
+def edited(inventory: Inventory, **changes: Any) -> Inventory:
+    """An inventory after an edit."""
+    return replace(inventory, **changes)
