@@ -196,7 +196,11 @@ def _plan(
         material=material,
         instance_key=assets.instance_key,
         actions=_actions(
-            host, backends, wanted_files(files, host.settings, material, assets.instance_key), drain, left
+            host,
+            backends,
+            wanted_files(files, host.settings, material, assets.instance_key),
+            [item.during for some in names.values() for item in some if item.before and item.during in drain],
+            left,
         ),
         packages=packages,
         servers=names,
@@ -281,16 +285,16 @@ def _drains(
     gpu_hosts: Sequence[HostBackends],
     names: Mapping[Instance, Sequence[ServerNames]],
 ) -> dict[str, str]:
-    """Return the present servers to drain before they stop, each with its host."""
-    if observed is None or not observed.running:
+    """Return the servers to drain before they stop, each with its host.
+
+    Also those of instances that run and that the load balancer gets to know in this run only: it may send them requests
+    from the moment when it is configured.
+    """
+    if observed is None:
         return {}
     stopping = {(gpu_host.host, name) for gpu_host in gpu_hosts for name in gpu_host.stopping}
     return {
-        item.during: instance[0]
-        for instance, some in names.items()
-        if instance in stopping
-        for item in some
-        if item.before
+        item.during: instance[0] for instance, some in names.items() if instance in stopping for item in some
     }
 
 
@@ -307,6 +311,7 @@ def _actions(
         Action(name, ROLE, name, before, "installed", reason, source) for name, reason in _missing(host)
     ]
     reason = "this run stops it; it is drained first, so running requests can finish"
+    drain = drain if observed and observed.running else ()
     actions += [
         Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments") for name in drain
     ]

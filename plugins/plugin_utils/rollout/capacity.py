@@ -23,22 +23,22 @@ Name = tuple[str, str]
 class Service:
     """Engines behind the same model names.
 
-    label: the deployments, for texts. engines: as RolloutInstance.present_engine names them. stays: clients may ask for
-    one of the names after the run, too.
+    label: the deployments, for texts. engines: as RolloutInstance.present_engine names them; afterwards: those of the
+    end of the run.
     """
 
     label: str
     names: tuple[Name, ...]
     engines: frozenset[str]
-    stays: bool
+    afterwards: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Capacity:
     """Engines of a service: existing ones, those in service, and the minimum in service.
 
-    starting: how many of those in service have yet to start, before the first batch. stays: it serves after the run,
-    too.
+    starting: how many of those in service have yet to start, before the first batch. stays: clients may ask for its
+    names after the run, too.
     """
 
     total: int
@@ -50,24 +50,24 @@ class Capacity:
 
 def services(members: Sequence[RolloutInstance]) -> tuple[Service, ...]:
     """Return what serves each model name before the first batch; names of the same engines are one service."""
-    behind: dict[Name, dict[str, str]] = {}
+    before: dict[Name, dict[str, str]] = {}
+    after: dict[Name, set[str]] = {}
     for item in members:
         if item.exists or item.starts:
             models = item.models if item.starts else item.old_models
             for name in names_of(item.deployment, models):
-                behind.setdefault(name, {})[item.present_engine] = item.deployment
-    afterwards = {
-        name for item in members if item.new is not None for name in names_of(item.deployment, item.models)
-    }
-    sets: dict[frozenset[str], list[Name]] = {}
-    for name, there in behind.items():
-        sets.setdefault(frozenset(there), []).append(name)
+                before.setdefault(name, {})[item.present_engine] = item.deployment
+        for name in names_of(item.deployment, item.models) if item.new is not None else ():
+            after.setdefault(name, set()).add(item.wanted_engine)
+    sets: dict[tuple[frozenset[str], frozenset[str]], list[Name]] = {}
+    for name, there in before.items():
+        sets.setdefault((frozenset(there), frozenset(after.get(name, ()))), []).append(name)
     found: dict[str, Service] = {}
-    for engines, names in sets.items():
-        label = " and ".join(sorted(set(behind[names[0]].values()), key=natural))
+    for (engines, afterwards), names in sets.items():
+        label = " and ".join(sorted(set(before[names[0]].values()), key=natural))
         if label in found:
             label = f"{label} ({', '.join(filter(None, names[0]))})"
-        found[label] = Service(label, tuple(names), engines, not afterwards.isdisjoint(names))
+        found[label] = Service(label, tuple(names), engines, afterwards)
     return tuple(found.values())
 
 
@@ -100,26 +100,49 @@ def capacities(members: Sequence[RolloutInstance], keep: Count | None) -> dict[s
         whole = [group for group in groups if all(item.in_service or item.starts for item in group)]
         starting = sum(any(item.starts for item in group) for group in whole)
         kept = math.ceil(resolve_count(DEFAULT_MIN_AVAILABLE if keep is None else keep, there))
-        if (keep is None and there == 1) or not service.stays:
+        if keep is None and there == 1:
             kept = 0
-        found[service.label] = Capacity(there, len(whole), min(kept, there), starting, service.stays)
+        kept = min(kept, there, len(service.afterwards))
+        found[service.label] = Capacity(there, len(whole), kept, starting, bool(service.afterwards))
     return found
 
 
-def losses(members: Sequence[RolloutInstance]) -> dict[str, tuple[str, ...]]:
-    """Return for each engine that is in service the services that lose it while it changes."""
+@dataclass(frozen=True)
+class Shifts:
+    """The services of each engine, by RolloutInstance.present_engine and wanted_engine.
+
+    lost: of engines that are in service before the first batch. gained: of those of the end of the run.
+    """
+
+    lost: Mapping[str, Sequence[str]]
+    gained: Mapping[str, Sequence[str]]
+
+    def losses(self, members: Iterable[RolloutInstance]) -> dict[str, int]:
+        """Return how many engines each service loses while these members change."""
+        there = (item.present_engine for item in members if item.exists and item.in_service)
+        return _count(there, self.lost)
+
+    def gains(self, members: Iterable[RolloutInstance]) -> dict[str, int]:
+        """Return how many engines each service gets when these members have changed."""
+        return _count((item.wanted_engine for item in members if item.new is not None), self.gained)
+
+
+def shifts(members: Sequence[RolloutInstance]) -> Shifts:
+    """Return which services lose and get engines when members change."""
     serving = {item.present_engine for item in members if item.exists and item.in_service}
-    found: dict[str, tuple[str, ...]] = {}
+    lost: dict[str, list[str]] = {}
+    gained: dict[str, list[str]] = {}
     for service in services(members):
         for engine in service.engines & serving:
-            found[engine] = (*found.get(engine, ()), service.label)
-    return found
+            lost.setdefault(engine, []).append(service.label)
+        for engine in service.afterwards:
+            gained.setdefault(engine, []).append(service.label)
+    return Shifts(lost, gained)
 
 
-def engines_lost(members: Iterable[RolloutInstance], lost: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return how many engines each service loses while these members change. lost: as losses() returns it."""
+def _count(engines: Iterable[str], labels: Mapping[str, Sequence[str]]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for engine in dict.fromkeys(item.present_engine for item in members if item.exists and item.in_service):
-        for label in lost.get(engine, ()):
+    for engine in dict.fromkeys(engines):
+        for label in labels.get(engine, ()):
             found[label] = found.get(label, 0) + 1
     return found

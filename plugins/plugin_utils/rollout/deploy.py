@@ -9,10 +9,11 @@ from dataclasses import replace
 from ...module_utils.common.generations import DEPLOY, ROLLBACK, UPGRADE
 from ..generations.revisions import RevisionChange
 from ..generations.sources import INVENTORY
-from .batches import Batch, lost_together
+from .batches import Batch
 from .capacity import Capacity, services
 from .groups import change_groups
 from .members import RolloutInstance
+from .schedule import lost_together
 
 
 def operation_of(operation: str, revision: RevisionChange | None) -> str:

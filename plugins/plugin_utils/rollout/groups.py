@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .capacity import engines_lost, losses
+from .capacity import shifts
 from .members import RolloutInstance
 
 REMOVAL = 2
@@ -22,11 +22,13 @@ REMOVAL = 2
 class ChangeGroup:
     """Instances that change together.
 
-    engines_lost: engines out of service during the change, by service. after: groups that change before, by their keys.
+    engines_lost: engines out of service during the change, by service; engines_gained: in service after it. after:
+    groups that change before, by their keys.
     """
 
     members: tuple[RolloutInstance, ...]
     engines_lost: Mapping[str, int] = field(default_factory=dict, compare=False)
+    engines_gained: Mapping[str, int] = field(default_factory=dict, compare=False)
     after: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
@@ -85,11 +87,12 @@ def change_groups(members: Sequence[RolloutInstance]) -> tuple[ChangeGroup, ...]
     for taker, giver in rows:
         if sets.root(taker) != sets.root(giver):
             after.setdefault(sets.root(taker), set()).add(changing[groups[sets.root(giver)][0]].id)
-    lost = losses(members)
+    moves = shifts(members)
     found = []
     for root, indexes in groups.items():
         some = tuple(changing[index] for index in indexes)
-        found.append(ChangeGroup(some, engines_lost(some, lost), frozenset(after.get(root, ()))))
+        before = frozenset(after.get(root, ()))
+        found.append(ChangeGroup(some, moves.losses(some), moves.gains(some), before))
     return tuple(found)
 
 

@@ -58,6 +58,11 @@ class RolloutInstance:
         return self.old is not None or not self.resources_known
 
     @property
+    def wanted_engine(self) -> str:
+        """Return what it will have in common with those it works with."""
+        return self.engine or self.id
+
+    @property
     def present_engine(self) -> str:
         """Return what it has in common with those it works with, before the first batch."""
         return (self.engine if self.starts else self.old_engine) or self.id

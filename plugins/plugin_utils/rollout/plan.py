@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -182,7 +182,12 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
         for item in batches
     }
     work = {
-        item.number: {name: hosts[name].work(item, trials.get(item.deployment)) for name in item.hosts}
+        item.number: {
+            name: hosts[name].work(
+                item, trials.get(item.deployment), _changed_before(item, batches) if item.reference else ()
+            )
+            for name in item.hosts
+        }
         for item in batches
     }
     steps: dict[str, dict[int, dict[str, Step]]] = {}
@@ -257,6 +262,17 @@ def _change(
     return BatchChange(
         operation, batch.deployment, revision.generation if revision else None, why, policy.soak
     )
+
+
+def _changed_before(batch: Batch, batches: Iterable[Batch]) -> set[str]:
+    """Return the instances that earlier batches change, as one of another deployment may be in one of its batches."""
+    return {
+        item.id
+        for other in batches
+        if other.number < batch.number
+        for group in other.groups
+        for item in group.members
+    }
 
 
 def count_replaced(plan: FleetPlan) -> int:
@@ -373,12 +389,15 @@ class _HostRollout:
         asked = not there or not head or any(item.returning(self.name, [name]) for item in there)
         return asked and not drained
 
-    def work(self, batch: Batch, trial: CanaryProgress | None) -> Work:
-        """This host's part of a batch."""
+    def work(self, batch: Batch, trial: CanaryProgress | None, changed: Collection[str]) -> Work:
+        """This host's part of a batch. changed: what has changed in earlier batches."""
         members = [item for group in batch.groups for item in group.members if item.host == self.name]
         spans = {item.id for group in batch.groups if len(group.hosts) > 1 for item in group.members}
         names = [item.name for item in members]
-        reference = [batch.reference.name] if batch.reference and batch.reference.host == self.name else []
+        beside = batch.reference if batch.reference and batch.reference.host == self.name else None
+        reference = [beside.name] if beside else []
+        as_new = reference if beside and beside.id in changed else []
+        as_old = [name for name in reference if name not in as_new]
         back = {name: self.before(name) for name in names}
         gone = {item.name for item in members if item.new is None}
         comes = [name for name in names if name not in gone]
@@ -386,10 +405,12 @@ class _HostRollout:
             servers=[self.server(name) for name in comes],
             remove=[name for name in names if name in gone],
             leave=self._servers(leaving=[*names, *reference]),
-            enter=self._servers(entering=comes, returning=reference),
+            enter=self._servers(entering=[*comes, *as_new], returning=as_old),
             old_servers=[known.server for known in back.values() if known],
             old_remove=[name for name, known in back.items() if known is None and name not in self.running],
-            enter_old=self._servers(returning=[*(name for name, known in back.items() if known), *reference]),
+            enter_old=self._servers(
+                entering=as_new, returning=[*(name for name, known in back.items() if known), *as_old]
+            ),
             lost=[name for name, known in back.items() if known is None and name in self.running],
             spans=any(item.id in spans for item in members),
             measured=[

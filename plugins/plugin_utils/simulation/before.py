@@ -29,7 +29,7 @@ class Templates:
 
     recorded: Mapping[tuple[str, str, str], Running]
     wanted: Mapping[tuple[str, str, str], Running]
-    engines: Mapping[str, frozenset[Instance]]
+    engines: Mapping[str, Mapping[Instance, str]]
 
     def present(self, host: str, name: str, spec: str) -> Running:
         """Return an instance that runs with these files. One that no record describes listens nowhere."""
@@ -49,7 +49,7 @@ def templates(plan: FleetPlan, way_back: bool = False) -> Templates:
     """
     before: dict[tuple[str, str, str], Running] = {}
     after: dict[tuple[str, str, str], Running] = {}
-    engines: dict[str, set[Instance]] = {}
+    engines: dict[str, dict[Instance, str]] = {}
     keyed = any(balancer.instance_key.sent for balancer in plan.balancers)
     for host in plan.hosts:
         name = host.host.name
@@ -59,8 +59,8 @@ def templates(plan: FleetPlan, way_back: bool = False) -> Templates:
             for item in items:
                 made = _running(name, item, when, keyed)
                 found[name, item.name, item.spec_hash] = made
-                engines.setdefault(made.engine, set()).add(made.of)
-    return Templates(before, after, {key: frozenset(members) for key, members in engines.items()})
+                engines.setdefault(made.engine, {})[made.of] = made.spec
+    return Templates(before, after, engines)
 
 
 def _running_now(host: HostPlan) -> Iterator[RecordedInstance]:

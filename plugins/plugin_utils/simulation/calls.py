@@ -126,8 +126,12 @@ def _start(context: Context, host: str, args: Args) -> None:
     ready = args.get("wait", True)
     for server in _started(args):
         instance = host, str(server["name"])
-        if instance not in context.model.instances:
-            start_instance(context, context.known.started(*instance, str(server.get("spec_hash") or "")))
+        item = context.known.started(*instance, str(server.get("spec_hash") or ""))
+        there = context.model.instances.get(instance)
+        if there is None:
+            start_instance(context, item)
+        elif there.engine != item.engine:  # it stays as it is, and works with others from now on
+            context.model.start(item)
     for server in _started(args) if ready else ():
         _wait(context, (host, str(server["name"])))
 

@@ -88,12 +88,15 @@ Asked = tuple[str, str]
 
 
 class FleetModel:
-    """A fleet at one moment."""
+    """A fleet at one moment.
+
+    engines: the servers of each engine, with the hashes of their files.
+    """
 
     def __init__(
         self,
         addresses: Mapping[str, str],
-        engines: Mapping[str, frozenset[Instance]],
+        engines: Mapping[str, Mapping[Instance, str]],
         instances: Iterable[Running],
         balancers: Iterable[Balancer],
         keys: Mapping[str, str] | None = None,
@@ -183,8 +186,10 @@ class FleetModel:
         item = self.instances.get(instance)
         if item is None:
             return False
-        there = [self.instances.get(one) for one in self.engines.get(item.engine, {instance})]
-        return all(one is not None and one.ready and one.engine == item.engine for one in there)
+        return all(
+            one in self.instances and self.instances[one].ready and self.instances[one].spec == spec
+            for one, spec in self.engines.get(item.engine, {instance: item.spec}).items()
+        )
 
     def serves(self, balancer: str, name: str) -> bool:
         """Return whether a server of a load balancer gets requests that its instance answers."""
@@ -211,7 +216,7 @@ class FleetModel:
         ]
 
     def _engine_changed(self, item: Running) -> None:
-        for instance in self.engines.get(item.engine, {item.of}):
+        for instance in self.engines.get(item.engine, (item.of,)):
             for balancer in self.balancers.values():
                 if instance in balancer.of or (balancer.name, instance) in self._shares:
                     self._count(balancer, instance)
