@@ -103,11 +103,10 @@ def _way(
         if allowed(item for item in taken if not more.isdisjoint(item.hosts)):
             hosts.append(host)
     if hosts:
-        return f"Take fewer at a time: --limit {','.join((*hosts, *limit_also))}."
+        return f"Take fewer at a time: {_limit(hosts, limit_also)}."
     for item in () if whole_hosts else taken:
         if item.serves and allowed([item]):
-            limit = ",".join((*item.hosts, *limit_also))
-            return f"Take fewer at a time: --limit {limit} -e instance={item.instance}."
+            return f"Take fewer at a time: {_limit(item.hosts, limit_also)} -e instance={item.instance}."
     short = _short(engines, min_in)
     lost = sorted(
         (
@@ -120,6 +119,11 @@ def _way(
     others = [f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else []
     which = f": {', '.join([*lost[:SHOWN], *others])}" if lost else ""
     return f"First return others to service{which} (see status.yml, undrain.yml)."
+
+
+def _limit(hosts: Sequence[str], also: Sequence[str]) -> str:
+    """Return --limit with each host once: a load balancer may run on one that stops."""
+    return f"--limit {','.join(dict.fromkeys((*hosts, *also)))}"
 
 
 # ---- numbers and shares ------------------------------------------------------------------------------
