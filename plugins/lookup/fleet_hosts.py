@@ -119,7 +119,10 @@ class LookupModule(LookupBase):
             inventory.add_group(group)
             for host in hosts:
                 inventory.add_host(host, group)
-        unmatched = [text for text in patterns(limit) if not inventory.get_hosts(text.lstrip("!&"))]
+        named = [
+            text for text in patterns(limit) if text not in KNOWN
+        ]  # an inventory may have no load balancer
+        unmatched = [text for text in named if not inventory.get_hosts(text.lstrip("!&"))]
         yield from run_input.limit_problems(unmatched, [*groups, *groups.get("all", ())])
         inventory.subset(limit)
         there = [name for name in names if name in groups]

@@ -148,7 +148,9 @@ def _partition_change(host: Host, state: NodeState, operation: str) -> str:
         )
     if not (host.settings.compute or host.settings.memory):
         return f"{what} Set gpu_partition_compute to the mode that you want, and run partition.yml."
-    return "" if operation == DEPLOY else f"{what} Run partition.yml --limit {host.name}, which finishes it."
+    return (
+        "" if operation == DEPLOY else f"{what} partition.yml --limit {host.name},load_balancer finishes it."
+    )
 
 
 UNREADABLE = "unknown"
