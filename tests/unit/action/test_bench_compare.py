@@ -83,8 +83,8 @@ def test_runs_without_a_common_cell_are_an_error(place: Path) -> None:
     assert code == 2
     assert (
         "a and b have no cell in common, so nothing was compared: a (amd) measured amd in128-out2048-b1; b "
-        "(slow-old-0) measured llama in1024-out1024-c128. Name runs that measured the same work of the same deployment: -e a=RUN "
-        "-e b=RUN."
+        "(slow-old-0) measured llama in1024-out1024-c128. Name runs that measured the same work of the same "
+        "deployment: -e a=RUN -e b=RUN."
     ) in words
     assert not (place / "results/comparisons").exists()
     code, text = run(place, "a=other", "b=slow-old-0")
