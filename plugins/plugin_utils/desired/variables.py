@@ -21,6 +21,7 @@ from .endpoint_settings import NOT_IN_RUN, BalancerHost, balancer_host
 from .endpoint_settings import VARIABLES as BALANCER_VARIABLES
 from .fleet import HostInput
 from .host_settings import VARIABLES
+from .public_variables import typed
 from .unknown_variables import unknown_connection_variables, unknown_variables
 from .vaulted import mark_vaulted, vaulted_texts
 
@@ -152,17 +153,17 @@ class InventoryReader:
         return found
 
     def value(self, name: str, key: str, raw: Mapping[str, Any] | None = None) -> Any:
-        """Return one variable of a host, templated; None if it is not defined."""
+        """Return one variable of a host, templated and of its declared type; None if it is not defined."""
         raw = self.raw(name) if raw is None else raw
         if key not in raw:
             return None
         try:
-            return to_plain_data(raw[key])
+            return typed(key, to_plain_data(raw[key]))
         except NeedsTemplating:
             pass
         try:
             found = to_plain_data(self.hostvars[name][key], str)
-            return mark_vaulted(found, vaulted_texts(raw, key))
+            return typed(key, mark_vaulted(found, vaulted_texts(raw, key)))
         except AnsibleError as error:
             what = f"cannot be evaluated: {error.message}"
             raise FleetError([Problem((key,), what, "", (name,))]) from error
@@ -207,7 +208,7 @@ class InventoryReader:
         for name in hosts:
             given = self.values(name, ("hf_model_endpoint", *TOKENS, "hf_model_insecure"), lenient=True)
             endpoint = str(given.get("hf_model_endpoint") or "")
-            secret = any(given.get(key) for key in TOKENS) and given.get("hf_model_insecure") is not True
+            secret = any(given.get(key) for key in TOKENS) and not given.get("hf_model_insecure")
             if secret and re.match(r"http://(?!(127\.[\d.]+|localhost|\[::1\])([:/]|$))", endpoint):
                 found.setdefault(endpoint, []).append(name)
         for endpoint, names in found.items():
