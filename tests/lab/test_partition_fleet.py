@@ -26,7 +26,9 @@ OLD, NEW = "NPS1 SPX", "CPX NPS4"
 CHECKED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml --check --diff"
 LIMITED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml --limit mi300x-01,lb-01"
 WHOLE = "$ ansible-playbook -i inventory/mine playbooks/partition.yml"
-CLEANED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml -e gpu_clean=true --limit mi300x-01,lb-01"
+CLEANED = (
+    "$ ansible-playbook -i inventory/mine playbooks/partition.yml -e gpu_clean=true --limit mi300x-01,lb-01"
+)
 TAKEN_BACK = "$ ansible -i inventory/mine mi300x-01 -b -m rocm_partition"
 HURRIED = '$ ansible -i inventory/mine mi300x-01 -b -m rocm_partition -a "compute=SPX memory=NPS1"'
 LOCK = "/run/instinct-fleet/rocm_partition.lock"

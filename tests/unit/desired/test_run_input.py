@@ -134,9 +134,11 @@ def test_yaml_errors_have_file_and_line(tmp_path: Path, name: str, text: str, sa
     beside = tmp_path / ("servers" if "vars" in name else name)
     beside.touch()
     for source in (tmp_path, beside):
-        problems = inventory_files.yaml_problems([str(source)])
+        problems = inventory_files.yaml_problems([str(source)], str(tmp_path / "plays"))
         assert len(problems) == bool(said)
         assert said in "".join(problem.text() for problem in problems)
+    beside_playbook = inventory_files.yaml_problems(["n1,"], str(tmp_path))
+    assert len(beside_playbook) == (bool(said) and "vars" in name)
 
 
 def test_sources(tmp_path: Path) -> None:
