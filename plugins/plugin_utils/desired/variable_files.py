@@ -147,7 +147,7 @@ def order_matters(first: Any, second: Any) -> bool:
     one, two = {"value": first}, {"value": second}
     try:
         return bool(combine_vars(one, two) != combine_vars(two, one))
-    except AnsibleError:  # one is vaulted, and its password is not there: whoever uses it is told
+    except AnsibleError:  # one is vaulted without its password, which is an error where it is used
         return False
 
 
