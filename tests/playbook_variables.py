@@ -113,6 +113,13 @@ class Tree:
                     if found:
                         yield place, found
 
+    def computed(self) -> Iterator[tuple[str, str]]:
+        """Every file with each variable that it computes with, or decides by, as it is: -e gives all as text."""
+        for place, data in self.files.items():
+            for text, condition in evaluated(data):
+                for node in _parsed(text).body:
+                    yield from ((place, name) for name in _computed(node, condition))
+
     def given(self) -> Iterator[Given]:
         """Every option of a module that is given a variable."""
         for place, data in self.files.items():
@@ -129,18 +136,23 @@ def load(path: Path) -> Any:
     return yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def templates(data: Any, key: str = "") -> Iterator[str]:
+def templates(data: Any) -> Iterator[str]:
     """Every text in data that Ansible evaluates, as a template."""
+    return (text for text, _condition in evaluated(data))
+
+
+def evaluated(data: Any, key: str = "") -> Iterator[tuple[str, bool]]:
+    """Every text in data that Ansible evaluates, as a template, and whether it is a condition."""
     if isinstance(data, Mapping):
         for name, item in data.items():
-            yield from templates(item, name)
+            yield from evaluated(item, name)
     elif isinstance(data, list):
         for item in data:
-            yield from templates(item, key)
+            yield from evaluated(item, key)
     elif isinstance(data, str) and key in EXPRESSIONS:
-        yield f"{{{{ ({data}) }}}}"
+        yield f"{{{{ ({data}) }}}}", True
     elif isinstance(data, str):
-        yield data
+        yield data, False
 
 
 def tasks(data: Any) -> Iterator[Mapping[str, Any]]:
@@ -174,6 +186,30 @@ def _parsed(text: str) -> nodes.Template:
     ):  # Ansible's, of which Jinja only needs to know the names
         (_JINJA.filters if isinstance(node, nodes.Filter) else _JINJA.tests).setdefault(node.name, str)
     return parsed
+
+
+def _computed(node: nodes.Node, needed: bool = False) -> Iterator[str]:
+    """Yield the variables whose types decide what an expression is. needed: the type of the node itself does."""
+    match node:
+        case nodes.Name(name=name):
+            yield from [name] if needed else []
+        case nodes.Filter(node=nodes.Node() as inner, name=name):
+            yield from _computed(inner, needed and name == "default")
+            for item in node.args:
+                yield from _computed(item, needed and name == "default")
+        case nodes.CondExpr(test=test):
+            yield from _computed(test, True)
+            for item in (node.expr1, node.expr2):
+                yield from _computed(item, needed) if item else ()
+        case nodes.Output() | nodes.TemplateData() | nodes.Test() | nodes.Call() | nodes.Concat():
+            for item in node.iter_child_nodes():
+                yield from _computed(item, needed and isinstance(node, nodes.Output))
+        case nodes.Not() | nodes.BinExpr() | nodes.UnaryExpr() | nodes.Compare() | nodes.Operand():
+            for item in node.iter_child_nodes():
+                yield from _computed(item, True)
+        case _:
+            for item in node.iter_child_nodes():
+                yield from _computed(item)
 
 
 def _set_in(data: Any) -> Iterator[str]:

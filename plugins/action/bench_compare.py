@@ -26,6 +26,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.publish
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.compare_text import (
     comparison_json,
     comparison_text,
+    nothing_compared,
     published_json,
     published_text,
     worse_text,
@@ -68,6 +69,8 @@ class ActionModule(ControllerAction):
             b = self._side(results_dir, old)
             found, differs = compare(a, b, rules), differences(a, b)
             names = a.name, b.name
+            if wrong := nothing_compared(names, found):
+                raise FleetError(wrong)
             text, data = (
                 comparison_text(names, found, differs, rules),
                 comparison_json(names, found, differs, rules),

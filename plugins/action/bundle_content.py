@@ -28,6 +28,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
     GROUP as BALANCERS,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.closure import LOCK, closure, lock_pins
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
@@ -53,9 +54,9 @@ class ActionModule(ControllerAction):
         lock = read_lock(path)
         if options["load"]:
             return {"changed": False, "pins": lock_pins(lock)}
-        fleet = build_fleet(
-            {name: reader.host(name, True) for name in names}, reader.groups(), load_gpus(), offline=True
-        )
+        wrong = [*conflict_problems(reader, names, self._loader)]
+        inputs = {name: reader.host(name, True) for name in names}
+        fleet = build_fleet(inputs, reader.groups(), load_gpus(), True, wrong)
         cache_dir = str(reader.value(host, "hf_model_cache_dir") or HF_CACHE).rstrip("/")
         found = closure(fleet, lock, cache_dir)
         for text in found.warnings:

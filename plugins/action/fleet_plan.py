@@ -26,6 +26,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
     GROUP as BALANCERS,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet, build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
@@ -82,6 +83,7 @@ class ActionModule(ControllerAction):
         if locking and foreign and not options["take_over"]:
             raise FleetError(refused_plan(foreign))
         slips = [*reader.misspelled(everyone, public_variables())] if again is None else []
+        slips += conflict_problems(reader, everyone, self._loader) if again is None else ()
         slips += [*reader.same_machine(names), *reader.clear_text_tokens(names)]
         raw = {name: reader.raw(name) for name in names}
         slips += [*unknown_benchmark_arguments(knowledge, raw), *_wrong_suites(knowledge, raw)]

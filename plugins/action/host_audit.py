@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.auditor import VARIABLES, HostAuditor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import REQUIRED
@@ -22,6 +23,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.reboot import
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.serving_checks import drifts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import Report, text, verdict_text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import Lease, other_runs, warned
 
@@ -39,6 +41,8 @@ class ActionModule(ControllerAction):
         """Return hosts, failing, todo and text."""
         reader, auditor = InventoryReader(facts), HostAuditor()
         names = reader.hosts(options["hosts"] or None)
+        if wrong := [*conflict_problems(reader, names, self._loader)]:
+            raise FleetError(wrong)
         owns = {name: reader.values(name, VARIABLES) for name in names}
         found = {name: reader.registered(name, "host_facts_result") for name in names}
         reached = {name: seen for name, seen in found.items() if "host_facts" in seen}

@@ -12,6 +12,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import size
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.prune_roots import (
     kept_images,
     kept_weights,
@@ -40,6 +41,8 @@ class ActionModule(LeasedAction):
         """Return the module's parameters, with what stays."""
         host, given, reader = str(facts["inventory_hostname"]), dict(self._task.args), InventoryReader(facts)
         try:
+            if wrong := [*conflict_problems(reader, [host], self._loader)]:
+                raise FleetError(wrong)
             lock = read_lock(reader.beside_inventory([host]) / "fleet.lock.json")
             deployments = reader.values(host, ("vllm_deployments",)).get("vllm_deployments") or ()
         except FleetError as error:

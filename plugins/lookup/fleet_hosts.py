@@ -12,8 +12,9 @@ description:
   - Returns those of the given groups that the inventory has, for a play's C(hosts).
   - Ansible templates C(hosts) before it contacts a host. This plugin therefore fails the run there, with nothing
     contacted, for an inventory that is missing, unreadable or has invalid YAML, for misspelled groups and files of
-    variables, for a C(--limit) or tag that matches nothing, for C(--start-at-task), and for misspelled names or invalid
-    values of the toolkit's variables given with C(-e).
+    variables, for such files that look left behind, are not read or set a variable a second time, for a C(--limit) or
+    tag that matches nothing, for C(--start-at-task), and for misspelled names or invalid values of the toolkit's
+    variables given with C(-e).
 options:
   _terms:
     description: Groups of the inventory, C(instinct) and C(load_balancer) by default. One of them needs a host.
@@ -51,7 +52,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # 
 
 # isort: split
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import Problem, merge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import inventory_files, run_input
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import (
+    inventory_check,
+    inventory_files,
+    run_input,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     GROUP as BALANCERS,
 )
@@ -88,7 +93,8 @@ class LookupModule(LookupBase):
         self, names: Sequence[str], groups: Mapping[str, list[str]], facts: Mapping[str, Any]
     ) -> list[Problem]:
         sources = [str(source) for source in facts.get("ansible_inventory_sources", ())]
-        broken = inventory_files.yaml_problems(sources)
+        playbook_dir = self._loader.get_basedir()
+        broken = inventory_files.yaml_problems(sources, playbook_dir)
         broken += inventory_files.source_problems(sources, () if broken else self._unparsed())
         given = load_extra_vars(self._loader)
         known = public_variables()
@@ -104,8 +110,10 @@ class LookupModule(LookupBase):
         for required in (names, [needs]) if (needs := self.get_option("needs")) else (names,):
             problems += run_input.group_problems(required, KNOWN, groups)
         for kind, valid in (("group", groups), ("host", hosts)):
-            files = inventory_files.variable_files(sources, f"{kind}_vars")
+            files = inventory_files.variable_files(sources, playbook_dir, f"{kind}_vars")
             problems += run_input.file_problems(kind, files, valid)
+        here = [str(name) for name in facts.get("ansible_play_hosts_all", hosts)]
+        problems += inventory_check.file_problems(self._loader, sources, groups, here)
         return [*problems, *self._limit_problems(names, groups, facts.get("ansible_limit"))]
 
     def _limit_problems(
@@ -119,7 +127,10 @@ class LookupModule(LookupBase):
             inventory.add_group(group)
             for host in hosts:
                 inventory.add_host(host, group)
-        unmatched = [text for text in patterns(limit) if not inventory.get_hosts(text.lstrip("!&"))]
+        named = [
+            text for text in patterns(limit) if text not in KNOWN
+        ]  # an inventory may have no load balancer
+        unmatched = [text for text in named if not inventory.get_hosts(text.lstrip("!&"))]
         yield from run_input.limit_problems(unmatched, [*groups, *groups.get("all", ())])
         inventory.subset(limit)
         there = [name for name in names if name in groups]

@@ -17,7 +17,7 @@ description:
     cancels out. Otherwise the intervals include it. docs/compare.md says how to measure for a comparison.
   - Writes C(results_dir/comparisons/A-B.json), and prints a table.
   - Runs on the control node only, and connects to nothing. It does not fail because of a cell that is worse, which
-    RV(worse) names.
+    RV(worse) names. It fails if the runs have no cell in common.
 options:
   a:
     description: The runs that are judged, taken together. V(latest) is the last one, V(fp8-new-*) are all that match.

@@ -149,9 +149,13 @@ class Lab:
     batches: bool = False  # deploys replace what serves as users' do; at once, they take a fifth of the time
 
     def write_vars(self, **variables: Any) -> None:
-        """Replace the group variables of this test's inventory."""
-        path = self.inventory / "group_vars" / "instinct" / "test.yml"
-        path.write_text(yaml.safe_dump(variables), encoding="utf-8")
+        """Replace the group variables of this test's inventory; the lab's own files keep the others."""
+        group = self.inventory / "group_vars" / "instinct"
+        for path in (ROOT / "inventory/lab/group_vars/instinct").glob("*.yml"):
+            given = yaml.safe_load(path.read_text(encoding="utf-8"))
+            kept = {name: value for name, value in given.items() if name not in variables}
+            (group / path.name).write_text(yaml.safe_dump(kept), encoding="utf-8")
+        (group / "test.yml").write_text(yaml.safe_dump(variables), encoding="utf-8")
 
     def write_balancer(self, *hosts: str, **variables: Any) -> None:
         """Give this test's inventory a load balancer on these hosts, with the group's variables."""

@@ -46,7 +46,7 @@ class Node:
     def book(self, text: str) -> Run:
         """Run the runbook's command that begins so."""
         (command,) = [line for line in COMMANDS if text in line]
-        words = command[2:].replace("mi300x-01", HOST)
+        words = command[2:].replace(",lb-01", "").replace("mi300x-01", HOST)
         if command.startswith("# "):
             return Run(0, self.lab.on(HOST, words), [])
         playbook, *args = shlex.split(words.replace("ansible-playbook -i inventory/mine playbooks/", ""))

@@ -24,9 +24,11 @@ from .helpers import MODEL, completion, deployment, wait_for
 SHOW = "cd /sys/class/drm; cat card*/device/current_{compute,memory}_partition | sort -u | xargs"
 OLD, NEW = "NPS1 SPX", "CPX NPS4"
 CHECKED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml --check --diff"
-LIMITED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml --limit mi300x-01"
+LIMITED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml --limit mi300x-01,lb-01"
 WHOLE = "$ ansible-playbook -i inventory/mine playbooks/partition.yml"
-CLEANED = "$ ansible-playbook -i inventory/mine playbooks/partition.yml -e gpu_clean=true --limit mi300x-01"
+CLEANED = (
+    "$ ansible-playbook -i inventory/mine playbooks/partition.yml -e gpu_clean=true --limit mi300x-01,lb-01"
+)
 TAKEN_BACK = "$ ansible -i inventory/mine mi300x-01 -b -m rocm_partition"
 HURRIED = '$ ansible -i inventory/mine mi300x-01 -b -m rocm_partition -a "compute=SPX memory=NPS1"'
 LOCK = "/run/instinct-fleet/rocm_partition.lock"
@@ -55,7 +57,7 @@ def book(lab: Lab, command: str) -> Run:
     """Run a command of the runbook; its host is the first node."""
     assert command in COMMANDS
     RAN.add(command)
-    text = command[2:].replace("mi300x-01", lab.hosts[0])
+    text = command[2:].replace(",lb-01", "").replace("mi300x-01", lab.hosts[0])  # there is no balancer
     if command.startswith("# "):
         return Run(0, lab.on(lab.hosts[0], text), [])
     words = shlex.split(text.replace("-i inventory/mine ", ""))

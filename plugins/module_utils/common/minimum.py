@@ -134,12 +134,17 @@ def _way(
         if allowed(item for item in taken if not more.isdisjoint(item.hosts)):
             hosts.append(host)
     if hosts:
-        return f"Take fewer at a time: --limit {','.join((*hosts, *limit_also))}."
+        return f"Take fewer at a time: {_limit(hosts, limit_also)}."
     for item in () if whole_hosts else taken:
         if item.serves and allowed([item]):
+<<<<<<< HEAD
             limit = ",".join((*item.hosts, *limit_also))
             return f"Take fewer at a time: --limit {limit} -e instance={item.instance}."
     short, behind = _short(engines, min_in), services(engines)
+=======
+            return f"Take fewer at a time: {_limit(item.hosts, limit_also)} -e instance={item.instance}."
+    short = _short(engines, min_in)
+>>>>>>> h-c
     lost = sorted(
         {
             f"{item.instance} on {', '.join(item.hosts)}"
@@ -152,6 +157,11 @@ def _way(
     others = [f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else []
     which = f": {', '.join([*lost[:SHOWN], *others])}" if lost else ""
     return f"First return others to service{which} (see status.yml, undrain.yml)."
+
+
+def _limit(hosts: Sequence[str], also: Sequence[str]) -> str:
+    """Return --limit with each host once: a load balancer may run on one that stops."""
+    return f"--limit {','.join(dict.fromkeys((*hosts, *also)))}"
 
 
 # ---- numbers and shares ------------------------------------------------------------------------------

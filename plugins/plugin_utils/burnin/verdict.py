@@ -30,8 +30,8 @@ _LABELS = {
 # A type that an image or a GPU lacks is no fault of the GPU.
 _OPTIONAL = ("fp8",)
 _STEPS = {
-    "wrong": "Take {host} out of service (playbooks/stop.yml --limit {host}): the GPU computes wrong results. Test it "
-    "once more; if it repeats, replace the GPU, and give the vendor this result.",
+    "wrong": "Take {host} out of service (playbooks/stop.yml --limit {host},load_balancer): the GPU computes wrong "
+    "results. Test it once more; if it repeats, replace the GPU, and give the vendor this result.",
     "error": "Look at the kernel's log (dmesg | grep -i amdgpu), reboot {host}, test it again, and replace the GPU "
     "if it fails again.",
     "fault": "See docs/runbooks/slow-gpu.md for ECC errors, a narrow link and heat; test it again afterwards.",

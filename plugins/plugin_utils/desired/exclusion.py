@@ -27,6 +27,7 @@ PARTS = {
     "generations": "its records of generations",
 }
 """Parts of node_state without which a plan would be wrong: one that cannot be read is empty there."""
+MEMORY = ("gpu_partition_memory",)
 STOPPED_BY = ("instances",)
 """Parts without which instances cannot be stopped."""
 
@@ -75,7 +76,8 @@ def short_of_gpus(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
 def unlike_others(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
     """Return the hosts with problems of the layout that another host with the same variables does not have.
 
-    So these come from the host, and not from the inventory.
+    So these come from the host, and not from the inventory. A memory mode that is not set is for the operator to set,
+    on all of these hosts.
     """
     found: dict[str, list[Problem]] = {}
     for problem in problems:
@@ -87,7 +89,9 @@ def unlike_others(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
     return {
         host.name: reason(found[host.name])
         for host in fleet.hosts
-        if host.name in found and (host.deployments, host.settings) in fine
+        if host.name in found
+        and (host.deployments, host.settings) in fine
+        and not (host.settings.memory is None and any(item.path == MEMORY for item in found[host.name]))
     }
 
 
@@ -148,7 +152,9 @@ def _partition_change(host: Host, state: NodeState, operation: str) -> str:
         )
     if not (host.settings.compute or host.settings.memory):
         return f"{what} Set gpu_partition_compute to the mode that you want, and run partition.yml."
-    return "" if operation == DEPLOY else f"{what} Run partition.yml --limit {host.name}, which finishes it."
+    return (
+        "" if operation == DEPLOY else f"{what} partition.yml --limit {host.name},load_balancer finishes it."
+    )
 
 
 UNREADABLE = "unknown"

@@ -99,10 +99,7 @@ def parse_settings(
     variables: Mapping[str, Any], catalog: GpuCatalog
 ) -> tuple[HostSettings, tuple[Problem, ...]]:
     """Validate the variables named in VARIABLES and ignore others; a variable that is None counts as not set."""
-    switches = {
-        name: _switch(variables.get(name)) for name in ("gpu_clean", "verify", "fetch_now", "air_gap")
-    }
-    own = HostVariables({**variables, **switches})
+    own = HostVariables(variables)
     air_gap = own.boolean("air_gap")
     rules = parse_overrides(own.check, own["registry_override"])
     no_proxy = _way_out(own)
@@ -134,11 +131,6 @@ def parse_settings(
         quota=own.integer("store_quota", 0, 1 << 60),
     )
     return settings, tuple(own.check.problems)
-
-
-def _switch(value: Any) -> Any:
-    """Convert a variable of the command line: -e gpu_clean=true passes a text."""
-    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def parse_address(variables: Mapping[str, Any], name: str) -> tuple[str, tuple[Problem, ...]]:

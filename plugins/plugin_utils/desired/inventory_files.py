@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -43,16 +43,17 @@ def source_problems(sources: Iterable[str], refused: Iterable[str]) -> list[Prob
     return problems
 
 
-def yaml_problems(sources: Iterable[str]) -> list[Problem]:
-    """Return the YAML errors of the inventory's files and of the variables beside them."""
+def yaml_problems(sources: Sequence[str], playbook_dir: str) -> list[Problem]:
+    """Return the YAML errors of the inventory's files, and of the variables beside them and beside the playbook."""
     paths = {path: None for source in sources for path in _yaml_files(Path(source))}
+    paths |= {path: None for place in _places(sources, playbook_dir) for path in _variable_files(place)}
     return [problem for path in paths for problem in _yaml_error(path)]
 
 
-def variable_files(sources: Iterable[str], kind: str) -> dict[str, str]:
+def variable_files(sources: Sequence[str], playbook_dir: str, kind: str) -> dict[str, str]:
     """Return the files and directories of group_vars or host_vars, by the name of the group or host."""
     found = {}
-    for directory in {_directory(Path(source)): None for source in sources}:
+    for directory in _places(sources, playbook_dir):
         for path in _entries(directory / kind):
             if path.suffix in SUFFIXES[1:] or path.is_dir() or not path.suffix:
                 found[path.name.removesuffix(path.suffix) if path.is_file() else path.name] = shown(path)
@@ -68,8 +69,16 @@ def shown(path: Path) -> str:
 def _yaml_files(source: Path) -> Iterator[Path]:
     inside = [source] if source.is_file() else _entries(source)
     yield from (path for path in inside if path.is_file() and path.suffix in (".yml", ".yaml"))
+
+
+def _places(sources: Sequence[str], playbook_dir: str) -> dict[Path, None]:
+    """Return the directories beside whose files Ansible reads group_vars and host_vars."""
+    return dict.fromkeys([*(directory_of(Path(source)) for source in sources), Path(playbook_dir)])
+
+
+def _variable_files(place: Path) -> Iterator[Path]:
     for kind in ("group_vars", "host_vars"):
-        for top, directories, names in os.walk(_directory(source) / kind):
+        for top, directories, names in os.walk(place / kind):
             directories[:] = [name for name in directories if not name.startswith(".")]
             for name in sorted(names):
                 hidden = name.startswith((".", "~")) or name.endswith("~")
@@ -115,7 +124,8 @@ def _begins_with_tab(data: bytes, mark: yaml.Mark | None) -> bool:
     return mark is not None and mark.line < len(lines) and b"\t" in lines[mark.line][: mark.column + 1]
 
 
-def _directory(source: Path) -> Path:
+def directory_of(source: Path) -> Path:
+    """Return the directory whose group_vars and host_vars belong to an inventory source."""
     return source if source.is_dir() else source.parent
 
 

@@ -11,19 +11,24 @@ from typing import Any
 
 from ..catalog.checker import Checker
 from ..catalog.load import read_yaml
+from .text_forms import converted
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 
 
 @dataclass(frozen=True)
 class PublicVariable:
-    """A variable of a role. default: None if it has none. choices: () if any value of the type is valid."""
+    """A variable of a role.
+
+    default: None if it has none. choices: () if any value of the type is valid. elements: the type of a list's items.
+    """
 
     name: str
     role: str
     type: str
     default: Any = None
     choices: tuple[str, ...] = ()
+    elements: str = ""
 
     @property
     def option(self) -> dict[str, Any]:
@@ -36,7 +41,8 @@ def declared_variables(role: str, specs: Mapping[str, Any]) -> Iterator[PublicVa
     for entry in specs.values():
         for name, option in (entry.get("options") or {}).items():
             choices = tuple(option.get("choices", ()))
-            yield PublicVariable(name, role, option.get("type", "str"), option.get("default"), choices)
+            kind, elements = option.get("type", "str"), option.get("elements", "")
+            yield PublicVariable(name, role, kind, option.get("default"), choices, elements)
 
 
 @functools.cache
@@ -45,6 +51,12 @@ def public_variables() -> Mapping[str, PublicVariable]:
     paths = sorted(ROLES.glob("*/meta/argument_specs.yml"))
     found = (declared_variables(path.parents[1].name, read_yaml(path)["argument_specs"]) for path in paths)
     return {variable.name: variable for variables in found for variable in variables}
+
+
+def typed(name: str, value: Any) -> Any:
+    """Return the value of a variable with a text converted to the declared type; of others the value itself."""
+    variable = public_variables().get(name)
+    return converted(value, variable.type, variable.elements) if variable else value
 
 
 class HostVariables:
@@ -58,9 +70,9 @@ class HostVariables:
         self._given = variables
 
     def __getitem__(self, name: str) -> Any:
-        """Return the unchecked value."""
+        """Return the unchecked value, of the declared type where it has such a form."""
         given = self._given.get(name)
-        return self._default(name) if given is None else given
+        return self._default(name) if given is None else typed(name, given)
 
     def boolean(self, name: str) -> bool:
         """Return the value of a boolean."""

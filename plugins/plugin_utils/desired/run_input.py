@@ -11,13 +11,12 @@ from typing import Any
 from ...module_utils.common.errors import Problem, suggest
 from .endpoint_settings import GROUP as BALANCERS
 from .public_variables import PublicVariable
+from .text_forms import converted
 
 MIN_SIMILARITY = 0.75
 """Minimum ratio of equal letters in similar names of groups and hosts; a judgement: loadbalancers, instincts."""
-BOOLEANS = {"true", "false", "yes", "no", "on", "off", "y", "n", "t", "f", "1", "0", "1.0", "0.0"}
-"""What Ansible takes for a boolean, in small letters."""
 SPECIAL_TAGS = {"all", "always", "never", "tagged", "untagged"}
-NUMBERS: Mapping[str, type[int] | type[float]] = {"int": int, "float": float}
+FORMS = {"bool": "true or false", "int": "a whole number", "float": "a number"}
 
 
 def group_problems(
@@ -112,13 +111,16 @@ def value_problems(given: Mapping[str, Any], known: Mapping[str, PublicVariable]
 def _wrong_value(value: Any, variable: PublicVariable) -> str:
     if not isinstance(value, str) or "{{" in value:
         return ""
-    if variable.type == "bool":
-        return "" if value.lower() in BOOLEANS else "must be true or false."
-    if variable.type in NUMBERS:
-        try:
-            NUMBERS[variable.type](value)
-        except ValueError:
-            return "must be a number."
+    if variable.type in FORMS:
+        heard = not isinstance(converted(value, variable.type), str)
+        return "" if heard else f"must be {FORMS[variable.type]}."
+    if variable.type == "dict" or variable.elements == "dict":
+        what = "a map" if variable.type == "dict" else "a list of maps"
+        return f"must be {what}. Write it as JSON with its name: -e '{{\"{variable.name}\": …}}'."
+    if variable.type == "list" and value.lstrip().startswith("["):
+        return (
+            f'must be a list. Write a,b or, as JSON with its name: -e \'{{"{variable.name}": ["a", "b"]}}\'.'
+        )
     if variable.choices:
         parts = value.split(",") if variable.type == "list" else [value]
         for part in parts:

@@ -21,6 +21,8 @@ from .endpoint_settings import NOT_IN_RUN, BalancerHost, balancer_host
 from .endpoint_settings import VARIABLES as BALANCER_VARIABLES
 from .fleet import HostInput
 from .host_settings import VARIABLES
+from .origins import origin_tag, place_of
+from .public_variables import typed
 from .unknown_variables import unknown_connection_variables, unknown_variables
 from .vaulted import mark_vaulted, vaulted_texts
 
@@ -152,17 +154,17 @@ class InventoryReader:
         return found
 
     def value(self, name: str, key: str, raw: Mapping[str, Any] | None = None) -> Any:
-        """Return one variable of a host, templated; None if it is not defined."""
+        """Return one variable of a host, templated and of its declared type; None if it is not defined."""
         raw = self.raw(name) if raw is None else raw
         if key not in raw:
             return None
         try:
-            return to_plain_data(raw[key])
+            return typed(key, to_plain_data(raw[key]))
         except NeedsTemplating:
             pass
         try:
             found = to_plain_data(self.hostvars[name][key], str)
-            return mark_vaulted(found, vaulted_texts(raw, key))
+            return typed(key, mark_vaulted(found, vaulted_texts(raw, key)))
         except AnsibleError as error:
             what = f"cannot be evaluated: {error.message}"
             raise FleetError([Problem((key,), what, "", (name,))]) from error
@@ -207,7 +209,7 @@ class InventoryReader:
         for name in hosts:
             given = self.values(name, ("hf_model_endpoint", *TOKENS, "hf_model_insecure"), lenient=True)
             endpoint = str(given.get("hf_model_endpoint") or "")
-            secret = any(given.get(key) for key in TOKENS) and given.get("hf_model_insecure") is not True
+            secret = any(given.get(key) for key in TOKENS) and not given.get("hf_model_insecure")
             if secret and re.match(r"http://(?!(127\.[\d.]+|localhost|\[::1\])([:/]|$))", endpoint):
                 found.setdefault(endpoint, []).append(name)
         for endpoint, names in found.items():
@@ -243,27 +245,22 @@ class InventoryReader:
         """Return file:line of a problem's key, if Ansible knows it."""
         if not problem.path or not problem.hosts:
             return ""
-        # Internal to Ansible, but it saves the operator a search through group_vars, and nothing depends on it.
-        try:
-            from ansible._internal._datatag._tags import Origin
-        except ImportError:
-            return ""
+        found = None
         try:
             value: Any = self.raw(problem.hosts[0])
-            found = None
             for part in problem.path:
                 if isinstance(value, Mapping):
                     key, value = next((key, item) for key, item in value.items() if key == part)
                     # A variable's name keeps the location where it was first set; the value has the location that
                     # applies.
                     places = (value, key) if found is None else (key, value)
-                    found = next((tag for tag in map(Origin.get_tag, places) if tag), found)
+                    found = origin_tag(*places) or found
                 else:
                     value = value[part]
-                    found = Origin.get_tag(value) or found
+                    found = origin_tag(value) or found
         except (KeyError, IndexError, TypeError, StopIteration):
             pass
-        return _place(found)
+        return place_of(found)
 
 
 def _uses(value: Any, name: str) -> bool:
@@ -285,15 +282,6 @@ def why_unreached(registered: Mapping[str, Any]) -> str:
         )
     text = str(registered.get("msg") or "it could not be reached").strip().partition("\n")[0]
     return cause(registered) or printable(text)
-
-
-def _place(tag: Any) -> str:
-    path, line = getattr(tag, "path", None), getattr(tag, "line_num", None)
-    if not path:
-        return str(getattr(tag, "description", None) or "")
-    shown = os.path.relpath(path)
-    shown = path if shown.startswith("..") else shown
-    return f"{shown}:{line}" if line else shown
 
 
 def node_data(value: Any) -> Any:

@@ -19,7 +19,7 @@ from .samples import CellSpeed, InstanceKey, Row, cell_speeds
 Earlier = Mapping[str, Mapping[str, Sequence[float]]]
 """Medians of earlier runs: by unique id of a GPU, then by cell (`cell_name`), in the metric's unit."""
 
-_BURNIN = "playbooks/burnin.yml --limit {host}"
+_BURNIN = "playbooks/burnin.yml --limit {host},load_balancer"
 _BAD_STEPS = {
     "ecc": "Drain {host} (playbooks/drain.yml --limit {host}), collect amd-smi metric --ecc and bad-pages, reboot it, "
     f"test it with {_BURNIN}, and replace the GPU if the errors return.",
@@ -35,7 +35,7 @@ _CAUSE_STEPS = {
     "kernel": "Boot {host} with the kernel of the other hosts and measure again.",
     "ROCm": "Bring ROCm on {host} to the release of the other hosts.",
     "power cap, W": "Set the power cap of its equals (amd-smi set --power-cap WATTS --gpu {gpu}).",
-    "partition mode": "Set the partition mode of its equals: playbooks/partition.yml --limit {host}.",
+    "partition mode": "Set the partition mode of its equals: playbooks/partition.yml --limit {host},load_balancer.",
     "NUMA balancing": "Turn NUMA balancing off: playbooks/prepare.yml --limit {host}.",
     "hotspot temperature": "Check fans, air flow and the heat sink of GPU {gpu} on {host}.",
     "memory temperature": "Check fans, air flow and the heat sink of GPU {gpu} on {host}.",

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...module_utils.common.errors import Problem
 from ..catalog.gpus import GpuCatalog, GpuModel
 from ..desired.fleet import Host
 from ..desired.gpu_health import needs_reload
+from ..desired.node_state import ObservedGpu
 from ..desired.topology import LogicalGpu, declared_gpus, observed_gpus, partition_count
 
 
@@ -65,7 +65,7 @@ def _gpus(host: Host, catalog: GpuCatalog) -> tuple[tuple[LogicalGpu, ...], bool
             if gpu.compute == compute or problems:
                 continue
             if not reload:  # the modes on offer depend on the memory mode
-                problems.extend(_refusal(host, gpu.index, gpu.available_compute, compute))
+                problems.extend(_refusal(host, gpu, compute, catalog))
             if not problems and not partition_count(gpu, compute, catalog):
                 what = f"GPU {gpu.index} ({gpu.pci_id}) is not in the catalogue with {compute}."
                 problems.append(Problem(("gpu_partition_compute",), what, "Add it to catalog/gpus.yml."))
@@ -97,8 +97,23 @@ def _mismatch(model: GpuModel, compute: str, memory: str) -> Problem:
     return Problem(("gpu_partition_memory",), what, fix)
 
 
-def _refusal(host: Host, gpu: int, available: Sequence[str], compute: str) -> list[Problem]:
-    path = ("gpu_partition_compute",)
+def _kept_memory(gpu: ObservedGpu, compute: str, catalog: GpuCatalog) -> list[Problem]:
+    """Return the problem of a compute mode that needs another memory mode than the one that stays."""
+    model = catalog.by_pci_id(gpu.pci_id)
+    needed = model.memory_for(compute) if model else ()
+    reachable = [mode for mode in needed if mode in gpu.available_memory]
+    if not reachable or not gpu.memory or gpu.memory in needed:
+        return []
+    what = (
+        f"is not set, so GPU {gpu.index} keeps {gpu.memory}, and with that it offers "
+        f"{', '.join(gpu.available_compute)}, not {compute}."
+    )
+    fix = f"Write gpu_partition_memory: {' or '.join(reachable)} beside gpu_partition_compute: {compute}."
+    return [Problem(("gpu_partition_memory",), what, fix)]
+
+
+def _refusal(host: Host, found: ObservedGpu, compute: str, catalog: GpuCatalog) -> list[Problem]:
+    path, gpu, available = ("gpu_partition_compute",), found.index, found.available_compute
     if host.state is not None and host.state.virtual_machine and compute not in available:
         what = f"this is a virtual machine, and GPU {gpu} is not in {compute}."
         return [Problem(path, what, "Set the mode on the hypervisor's host, or leave the variable out.")]
@@ -109,7 +124,10 @@ def _refusal(host: Host, gpu: int, available: Sequence[str], compute: str) -> li
         )
         return [Problem(path, what, fix)]
     if compute not in available:
-        return [Problem(path, f"GPU {gpu} does not offer {compute}.", f"It offers {', '.join(available)}.")]
+        kept = _kept_memory(found, compute, catalog) if host.settings.memory is None else []
+        return kept or [
+            Problem(path, f"GPU {gpu} does not offer {compute}.", f"It offers {', '.join(available)}.")
+        ]
     return []
 
 

@@ -288,7 +288,8 @@ def _no_gpu(
     )
     ways = []
     if used:
-        ways.append(f"{plural(used, 'GPU')} serve: stop instances first (playbooks/stop.yml --limit HOST)")
+        stop = "playbooks/stop.yml --limit HOST,load_balancer"
+        ways.append(f"{plural(used, 'GPU')} serve: stop instances first ({stop})")
     ways.append("use a host with more GPUs")
     if request.device == "auto" and whole:
         ways.append("set quantize_device=cpu, which takes very long for a large model")

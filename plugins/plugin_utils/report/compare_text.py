@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ...module_utils.common.errors import Problem
 from ..measurement.cells import Unmatched
 from ..measurement.compare import (
     BETTER,
@@ -28,6 +29,8 @@ from .text import aligned
 
 SCHEMA = 1
 WIDTH = 100
+MEASURED = 4
+"""Cells of a side that are named where nothing was compared."""
 CELL = 30
 """Characters of a cell's name."""
 NEAREST = 5
@@ -111,6 +114,23 @@ def published_json(name: str, found: Sequence[Counterpart]) -> dict[str, Any]:
         "cells": [],
         "published": [counterpart_json(pair) for pair in found],
     }
+
+
+def nothing_compared(names: tuple[str, str], found: RunComparison) -> tuple[Problem, ...]:
+    """Return the problem of sides without a common cell, which says what each of them measured."""
+    if found.cells:
+        return ()
+    sides = []
+    for side, name in zip("ab", names, strict=True):
+        own = [item for item in found.unmatched if item.side == side]
+        shown = [f"{item.key.deployment} {item.key.cell}" for item in own[:MEASURED]]
+        more = [f"{len(own) - MEASURED} more"] if len(own) > MEASURED else []
+        sides.append(f"{side} ({name}) measured {', '.join([*shown, *more]) or 'nothing'}")
+    differs = next((item.differs for item in found.unmatched if item.differs), "")
+    what = f"a and b have no cell in common, so nothing was compared: {'; '.join(sides)}."
+    near = f" The nearest differ in {differs}." if differs else ""
+    fix = "Name runs that measured the same work of the same deployment: -e a=RUN -e b=RUN."
+    return (Problem((), what + near, fix),)
 
 
 def worse_text(found: RunComparison) -> str:

@@ -18,7 +18,7 @@ from ...module_utils.common.generations import (
     UPGRADE,
     History,
 )
-from ...module_utils.common.minimum import refusals
+from ...module_utils.common.minimum import WORD, refusals
 from ..desired.actions import ALIVE
 from ..desired.endpoint_settings import NOT_IN_RUN
 from ..desired.node_state import NodeState, ObservedInstance
@@ -49,9 +49,10 @@ from .steps import (
     steps_of,
     trial_record,
 )
-from .stopping import HostStops, known_engines, partitioned_hosts, stop_problems
+from .stopping import HostStops, known_engines, partitioned_hosts, stop_problems, undrained_problems
 
 Data = Mapping[str, Any]
+Absent = Iterable[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,9 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     if wanted.operation == STOP and not (wanted.at_once or wanted.blind):
         also = [balancer.host.name for balancer in plan.balancers]
         problems = (*problems, *refusals(known_engines(plan, members), policy.min_available, also))
+    if wanted.operation == STOP and not wanted.at_once:
+        routed = any(hosts[item.host].is_routed(item.name) for item in members if item.changes)
+        problems = (*problems, *(undrained_problems(wanted.absent, WORD) if routed else ()))
     canary = continued and wanted.canary
     policy = (
         RolloutPolicy(("100%",), 0, 0, False) if wanted.operation == STOP else replace(policy, canary=canary)
@@ -244,6 +248,13 @@ def refused_stops(
     also = [balancer.host.name for balancer in plan.balancers]
     stops = replace(stops, min_in=policy.min_available, limit_also=also)
     return (*problems, *stop_problems([] if blind else known_engines(plan, members), stops))
+
+
+def undrained_hosts(plan: FleetPlan, names: Collection[str], absent: Absent) -> tuple[Problem, ...]:
+    """Return why the instances of these hosts may not stop: --limit leaves out load balancers that may use them."""
+    hosts = (_HostRollout(host, {}, ()) for host in plan.hosts if host.host.name in names)
+    routed = any(host.is_routed(name) for host in hosts for name in host.running)
+    return tuple(undrained_problems(absent, WORD)) if routed else ()
 
 
 def _at_once(batches: Sequence[Batch]) -> tuple[Batch, ...]:
@@ -339,6 +350,13 @@ class _HostRollout:
             alive = self.running.get(member.name)
             return alive is not None and alive.state in ALIVE and self.meant(member.name, wanted)
         return member.name in self.plan.start or member.name in self.plan.remove or unjudged
+
+    def is_routed(self, name: str) -> bool:
+        """Return whether an instance serves now and belongs into load balancers."""
+        found, item = self.running.get(name), self.known(name) or self.wanted.get(name)
+        if found is None or found.state != "running" or not found.ready:
+            return False
+        return item is None or (item.backend.endpoint and not item.backend.headless)
 
     def meant(self, name: str, wanted: RolloutRequest) -> bool:
         """The operator's choice of a deployment or an instance includes it."""
@@ -550,10 +568,7 @@ def _balancer_refusals(plan: FleetPlan, wanted: RolloutRequest) -> Iterable[Prob
     One that --limit leaves out may well serve.
     """
     dead = [(name, why) for name, why in wanted.absent if why != NOT_IN_RUN]
-    for name, why in wanted.absent:
-        if why == NOT_IN_RUN:
-            what = f"instances cannot be drained from load balancer {name} before they change: {why}."
-            yield Problem(("--limit",), what, f"Run without --limit, or with {name} in it.")
+    yield from undrained_problems(wanted.absent)
     # A deploy configures and starts the load balancers before its batches.
     idle = [
         item.host.name

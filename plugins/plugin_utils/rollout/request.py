@@ -143,7 +143,7 @@ def requested_rollout(
     """
     operation = options["operation"]
     if options["apply"] or options["reboots"] or options["stops"]:
-        stops = _refused_stops(options, plan, others)
+        stops = _refused_stops(options, plan, endpoint, others)
         if stops:
             raise FleetError(stops)
     if options["offline"] or plan.partial or operation is None or not plan.hosts or options["live"]:
@@ -178,7 +178,7 @@ def explain_request(
 ) -> list[str]:
     """Return the lines about the batches; of a run that only plans, about those of a deploy."""
     found = [f"partition.yml, site.yml and deploy.yml refuse this: {problem.text()}"
-             for problem in _refused_stops(options, plan, others)]  # fmt: skip
+             for problem in _refused_stops(options, plan, endpoint, others)]  # fmt: skip
     new = requested_measurement(options, plan, rollout, endpoint)
     live = requested_live(options, plan)
     return [
@@ -273,18 +273,25 @@ def _rollout(
     return plan_rollout_steps(plan, wanted)
 
 
-def _refused_stops(options: Options, plan: FleetPlan, others: Collection[str]) -> tuple[Problem, ...]:
+def _refused_stops(
+    options: Options, plan: FleetPlan, endpoint: EndpointInputs | None, others: Collection[str]
+) -> tuple[Problem, ...]:
     """Return why hosts may not stop what they run, as they do for reboots, burn-ins and other partition modes."""
     if options["offline"] or options["at_once"] or options["operation"] not in (None, DEPLOY):
         return ()
     stops, problems = _host_stops(options, plan)
     # A load balancer that goes down is known, whatever else is not.
     blind = bool(plan.partial) or _blind(plan, others)
-    if not stops.hosts or (blind and not stops.balancers):
+    if not stops.hosts:
         return ()
-    from .plan import refused_stops  # as below
+    from .plan import refused_stops, undrained_hosts  # as below
 
-    return (*problems, *refused_stops(plan, _terms(options), stops, blind))
+    # Reboots and burn-ins ask the load balancers themselves, also those that --limit leaves out.
+    changed = partitioned_hosts(plan) if not (options["reboots"] or options["stops"]) else ()
+    undrained = undrained_hosts(plan, changed, _absent(endpoint))
+    if blind and not stops.balancers:
+        return undrained
+    return (*problems, *undrained, *refused_stops(plan, _terms(options), stops, blind))
 
 
 def _host_stops(options: Options, plan: FleetPlan) -> tuple[HostStops, tuple[Problem, ...]]:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.minimum import WORD, Count, ServingEngine, refusals, resolve_count
+from ..desired.endpoint_settings import NOT_IN_RUN
 from ..endpoint.servers import seen_servers
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan
@@ -36,6 +37,23 @@ def partitioned_hosts(plan: FleetPlan) -> tuple[str, ...]:
     return tuple(
         host.host.name for host in plan.hosts if any(a.kind in PARTITION_KINDS for a in host.actions)
     )
+
+
+def undrained_problems(absent: Iterable[tuple[str, str]], word: str = "") -> Iterator[Problem]:
+    """Yield why instances cannot be drained: --limit leaves out load balancers, which may well send requests to them.
+
+    absent: load balancers without a state, and why. word: what an operator adds to stop the instances all the same.
+    """
+    for name, why in absent:
+        if why == NOT_IN_RUN:
+            what = f"instances cannot be drained from load balancer {name} before they change: {why}."
+            fix = f"Run without --limit, or with {name} in it."
+            lost = (
+                f" To stop them all the same, and lose the requests that they work on: {word}."
+                if word
+                else ""
+            )
+            yield Problem(("--limit",), what, fix + lost)
 
 
 def known_engines(plan: FleetPlan, members: Iterable[RolloutInstance]) -> list[ServingEngine]:

@@ -35,6 +35,11 @@ def place(tmp_path: Path) -> Path:
         mean_batch_latency_ms=17_000.0,
     )  # fmt: skip
     store(results, "amd", side("x", [amd]))
+    store(
+        results,
+        "other",
+        side("x", [row(cell="in1024-out1024-c64", load={"kind": "concurrency", "value": 64})]),
+    )
     (results / "latest").symlink_to("amd")
     return tmp_path
 
@@ -70,6 +75,21 @@ def test_what_is_worse_ends_the_run_with_an_error(place: Path) -> None:
     assert (data["worse"], data["cells"][0]["verdict"], data["cells"][0]["runs"]) == (1, "worse", [10, 10])
     assert data["cells"][0]["interval"][0] < -0.08 < data["cells"][0]["interval"][1] < -0.02
     assert {item["name"] for item in data["differences"]} == {"name"}
+
+
+def test_runs_without_a_common_cell_are_an_error(place: Path) -> None:
+    code, text = run(place, "a=amd", "b=slow-old-0", "allow_worse=true")
+    words = " ".join(text.split())
+    assert code == 2
+    assert (
+        "a and b have no cell in common, so nothing was compared: a (amd) measured amd in128-out2048-b1; b "
+        "(slow-old-0) measured llama in1024-out1024-c128. Name runs that measured the same work of the same "
+        "deployment: -e a=RUN -e b=RUN."
+    ) in words
+    assert not (place / "results/comparisons").exists()
+    code, text = run(place, "a=other", "b=slow-old-0")
+    assert code == 2
+    assert "The nearest differ in load: concurrency 64 and concurrency 128." in " ".join(text.split())
 
 
 def test_a_pattern_means_all_runs_that_match(place: Path) -> None:

@@ -50,7 +50,7 @@ def test_instances_of_one_host_do_not_stop_elsewhere() -> None:
 
 
 def play(
-    tmp_path: Path, variables: dict[str, Any], changes: dict[str, Any]
+    tmp_path: Path, variables: dict[str, Any], changes: dict[str, Any], **groups: Any
 ) -> tuple[subprocess.CompletedProcess[str], Any]:
     """host_audit in a real ansible-playbook, of hosts whose facts were registered before."""
     seen = {"host_facts": spoiled(facts(), changes), "node_state": {**state(), "instances": []}}
@@ -60,7 +60,7 @@ def play(
             "n2": {"host_facts_result": {"unreachable": True, "msg": "Connection refused\nmore"}},
         },
         "vars": variables,
-    }}  # fmt: skip
+    }, **groups}  # fmt: skip
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
     task = {
         "name": "Judge",
@@ -106,3 +106,19 @@ def test_an_unknown_id_is_an_error(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "host_prep_skip (host n1): there is no item smt." in done.stdout + done.stderr
     assert audit is None
+
+
+def test_groups_that_contradict_each_other_are_an_error(tmp_path: Path) -> None:
+    rack = {"hosts": {"n1": None}, "vars": {"host_prep_skip": ["iommu"]}}
+    done, audit = play(tmp_path, {"host_prep_skip": ["acs"]}, {}, rack=rack)
+    assert done.returncode == 2
+    assert "host_prep_skip (host n1): the groups rack (" in done.stdout + done.stderr
+    assert audit is None
+
+
+def test_texts_of_the_command_line_count_as_what_they_say(tmp_path: Path) -> None:
+    variables = {"host_prep_skip": "acs,docker-stop", "host_prep_numa_balancing": "false"}
+    _done, audit = play(tmp_path, variables, {})
+    found = {finding["id"]: finding["status"] for finding in audit["hosts"]["n1"]["findings"]}
+    assert found["acs"] == "skipped"
+    assert found["numa-balancing"] != "skipped"

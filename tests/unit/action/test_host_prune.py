@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import yaml
 from ansible.errors import AnsibleActionFail
+from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
+from ansible.vars.hostvars import HostVars as AnsiblesHostVars
 from ansible_collections.instinct.fleet.plugins.action.host_prune import ActionModule
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, Lock, ModelPin
 from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import this_run
 
 from tests import ROOT
+from tests.worlds.inventories import Inventory, write
 
 from .test_action_base import HostVars
 
@@ -40,6 +43,7 @@ def prune(
     args = {"cache_dirs": ["/hf"], "images": ["mine:1"]}
     plugin._task = SimpleNamespace(args=args, check_mode=check, delegate_to=None, async_val=0)
     plugin._display = SimpleNamespace(display=printed.append)
+    plugin._loader = DataLoader()
     own = {"inventory_dir": str(directory), "vllm_deployments": [{"image": "r/vllm:2"}]}
     result = plugin.run(None, {"inventory_hostname": "n1", "hostvars": HostVars({"n1": own})})
     return result, sent, printed
@@ -62,6 +66,19 @@ def test_a_lock_file_that_cannot_be_read_stops_it(tmp_path: Path, monkeypatch: p
     (tmp_path / "fleet.lock.json").write_text("{", encoding="utf-8")
     with pytest.raises(AnsibleActionFail, match=r"fleet\.lock\.json cannot be used"):
         prune(tmp_path, LEFT, monkeypatch)
+
+
+def test_groups_that_contradict_each_other_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays depends on the deployments."""
+    groups = {
+        name: {"hosts": {"n1": None}, "vars": {"vllm_deployments": [name]}} for name in ("instinct", "rack")
+    }
+    inventory = Inventory(write(tmp_path, {"mine/hosts.yml": groups}))
+    hostvars = AnsiblesHostVars(inventory.manager, inventory.variables, inventory.loader)
+    plugin = ActionModule.__new__(ActionModule)
+    plugin._task, plugin._loader = SimpleNamespace(args={}), inventory.loader
+    with pytest.raises(AnsibleActionFail, match=r"the groups rack .* and instinct .* set it differently"):
+        plugin.arguments({"inventory_hostname": "n1", "hostvars": hostvars})
 
 
 @pytest.mark.parametrize(

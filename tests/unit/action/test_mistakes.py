@@ -115,6 +115,35 @@ MISTAKES = {
     "a key twice": Mistake(
         ("deployments.yml:13: instances_per_host is also set in line 11",), key("instances_per_host: 2")
     ),
+    "a copy of the deployments": Mistake(
+        ("deployments copy.yml: looks left behind, but Ansible reads it: it sets vllm_deployments.",),
+        lambda place: shutil.copy(place / DEPLOYMENTS, place / GROUP_VARS / "deployments copy.yml"),
+    ),
+    "old deployments": Mistake(
+        ("deployments_old.yml: looks left behind", "it sets vllm_deployments."),
+        lambda place: shutil.copy(place / DEPLOYMENTS, place / GROUP_VARS / "deployments_old.yml"),
+    ),
+    "deployments in two files": Mistake(
+        (f"vllm_deployments: is set in mine/{DEPLOYMENTS}:4 and in mine/{GROUP_VARS}/test.yml:4;",
+         "Ansible takes only mine/group_vars/instinct/test.yml:4. Keep one of them."),
+        lambda place: shutil.copy(place / DEPLOYMENTS, place / GROUP_VARS / "test.yml"),
+    ),
+    "a file beside the group's directory": Mistake(
+        ("group_vars/instinct.yml: Ansible does not read it, because mine/group_vars/instinct/ is there.",),
+        add("group_vars/instinct.yml", "store_quota: 1\n"),
+    ),
+    "a copy of the hosts": Mistake(
+        ("hosts copy.yml: looks left behind, but Ansible reads it: it defines instinct, mi300x-01, mi300x-02.",),
+        lambda place: shutil.copy(place / "hosts.yml", place / "hosts copy.yml"),
+    ),
+    "groups that contradict each other": Mistake(
+        ("gpu_partition_compute (host mi300x-01", "hardware.yml:9) and rack (mine/hosts.yml:", "set it differently"),
+        add("hosts.yml", "rack:\n  hosts:\n    mi300x-01:\n  vars:\n    gpu_partition_compute: CPX\n"),
+    ),
+    "a vaulted file without its password": Mistake(
+        ("group_vars/instinct/vault.yml: cannot be read:", "--ask-vault-pass, or --vault-password-file FILE."),
+        add(f"{GROUP_VARS}/vault.yml", "$ANSIBLE_VAULT;1.1;AES256\n" + "61" * 40 + "\n"),
+    ),
     "a misspelled argument of a benchmark": Mistake(
         ("benchmark_serve_args.num_promts", "is no argument of vLLM's serve benchmark.", "Did you mean num_prompts?"),
         add(HARDWARE, "benchmark_serve_args: {num_promts: 64, max_concurrency: 8}\n"),

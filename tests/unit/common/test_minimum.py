@@ -97,6 +97,13 @@ def test_every_deployment_is_told_and_the_way_out_holds_for_all() -> None:
     assert {item.fix.partition(". ")[0] for item in found} == {f"{FEWER} n2,lb"}
 
 
+def test_a_balancer_on_a_host_that_stops_is_named_once() -> None:
+    found = refusals(engines("n1:T n2:T"), limit_also=("n1", "lb"))
+    assert found[0].fix.startswith(f"{FEWER} n1,lb. ")
+    found = refusals(engines("n1:sd n2:TT"), limit_also=("n2",))
+    assert f"{FEWER} n2 -e instance=llama-0." in found[0].fix
+
+
 @pytest.mark.parametrize(
     ("total", "min_in", "kept"),
     [

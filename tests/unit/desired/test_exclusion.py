@@ -66,7 +66,7 @@ def unread(part: str) -> dict[str, Any]:
         ({"gpus": []}, {"vllm_deployments": []}, (), ""),
         ({"gpus": []}, {"vllm_deployments": [], "gpu_partition_compute": "SPX"}, ALL, "the amdgpu driver shows"),
         ({"partition_change": "set"}, {}, ALL, "interrupted (step set). Set gpu_partition_compute to the mode"),
-        ({"partition_change": "set"}, {"gpu_partition_compute": "SPX"}, ALL[1:], "Run partition.yml --limit n1, which"),
+        ({"partition_change": "set"}, {"gpu_partition_compute": "SPX"}, ALL[1:], "n1,load_balancer finishes it"),
         ({"partition_change": "unknown"}, {"gpu_partition_compute": "SPX"}, ALL, "partition.json is the journal of an"),
         ({"gpus": BUSY}, {}, ALL, "VRAM in use that no process holds"),
         ({"gpus": BUSY}, {"gpu_clean": True}, (), ""),

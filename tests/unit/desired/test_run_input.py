@@ -56,7 +56,23 @@ def test_a_name_with_another_number_is_another_host(name: str, near: str | None)
         ({"offline": "yes", "explain": True, "upgrade_soak": "30", "own": "x"}, ""),
         ({"offline": "{{ x }}", "deployment": "llama", "new_secrets": "api_keys,certificate"}, ""),
         ({"offline": "tru"}, "-e offline=tru: must be true or false."),
-        ({"benchmark_timeout": "2h"}, "-e benchmark_timeout=2h: must be a number."),
+        ({"benchmark_timeout": "2h"}, "-e benchmark_timeout=2h: must be a whole number."),
+        ({"compare_tolerance": "nan"}, "-e compare_tolerance=nan: must be a number."),
+        (
+            {
+                "benchmark_timeout": "60.0",
+                "compare_tolerance": "3",
+                "offline": "ON",
+                "licenses_accepted": "a,b",
+            },
+            "",
+        ),
+        (
+            {"instinct_gpus": "MI300X"},
+            "must be a map. Write it as JSON with its name: -e '{\"instinct_gpus\": …}'.",
+        ),
+        ({"vllm_deployments": "llama"}, "must be a list of maps."),
+        ({"licenses_accepted": '["a"]'}, "must be a list. Write a,b or"),
         ({"new_secrets": "api_key"}, "Did you mean api_keys?"),
         ({"gpu_partition_backend": "amdsmi"}, "Did you mean amd-smi?"),
     ],
@@ -118,9 +134,11 @@ def test_yaml_errors_have_file_and_line(tmp_path: Path, name: str, text: str, sa
     beside = tmp_path / ("servers" if "vars" in name else name)
     beside.touch()
     for source in (tmp_path, beside):
-        problems = inventory_files.yaml_problems([str(source)])
+        problems = inventory_files.yaml_problems([str(source)], str(tmp_path / "plays"))
         assert len(problems) == bool(said)
         assert said in "".join(problem.text() for problem in problems)
+    beside_playbook = inventory_files.yaml_problems(["n1,"], str(tmp_path))
+    assert len(beside_playbook) == (bool(said) and "vars" in name)
 
 
 def test_sources(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_fingerprint_needs_the_key_and_the_value() -> None:
         st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1), max_size=3
     )
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_bash_and_the_module_read_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, values: list[str]
 ) -> None:

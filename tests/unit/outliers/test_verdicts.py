@@ -76,7 +76,7 @@ def test_a_slow_node_is_distinguished_from_a_slow_gpu() -> None:
         == "Install the driver of the other hosts on n4: drain it, install, reboot, measure again."
     )
     assert found["n6", 2].next_step == (
-        "Test it with playbooks/burnin.yml --limit n6, which drains what it tests."
+        "Test it with playbooks/burnin.yml --limit n6,load_balancer, which drains what it tests."
     )
 
 

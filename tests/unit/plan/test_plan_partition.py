@@ -80,14 +80,48 @@ def test_nothing_to_do() -> None:
     assert host["partition"] is None
 
 
-def test_a_compute_mode_that_is_offered_only_after_the_change_of_memory() -> None:
+def in_nps4(**changes: Any) -> dict[str, Any]:
     found = node("CPX", "NPS4")
     for gpu in found["gpus"]:
-        gpu["available_compute_partitions"] = ["QPX", "CPX"]
-    assert problems({"n1": found}, [], gpu_partition_compute="SPX") == [
-        "gpu_partition_compute (host n1): GPU 0 does not offer SPX. It offers QPX, CPX."
-    ]
-    assert problems({"n1": found}, [], gpu_partition_compute="SPX", gpu_partition_memory="NPS1") == []
+        gpu.update({"available_compute_partitions": ["QPX", "CPX"], **changes})
+    return found
+
+
+NOT_SET = (
+    "is not set, so GPU 0 keeps NPS4, and with that it offers QPX, CPX, not SPX. Write gpu_partition_memory: NPS1 "
+    "beside gpu_partition_compute: SPX."
+)
+ONLY = "GPU 0 does not offer SPX. It offers QPX, CPX."
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode", "said"),
+    [
+        ({}, "SPX", f"gpu_partition_memory (host n1): {NOT_SET}"),
+        ({}, "DPX", f"gpu_partition_memory (host n1): {NOT_SET.replace('SPX', 'DPX')}"),
+        ({}, "TPX", f"gpu_partition_compute (host n1): {ONLY.replace('SPX', 'TPX')}"),
+        ({"available_memory_partitions": ["NPS4"]}, "SPX", f"gpu_partition_compute (host n1): {ONLY}"),
+        ({"memory_partition": "NPS1"}, "SPX", f"gpu_partition_compute (host n1): {ONLY}"),
+        ({"memory_partition": None}, "SPX", f"gpu_partition_compute (host n1): {ONLY}"),
+        ({"device_id": 0x1234}, "SPX", f"gpu_partition_compute (host n1): {ONLY}"),
+    ],
+)
+def test_a_compute_mode_that_needs_another_memory_mode(changes: dict[str, Any], mode: str, said: str) -> None:
+    assert problems({"n1": in_nps4(**changes)}, [], gpu_partition_compute=mode) == [said]
+
+
+def test_a_compute_mode_that_is_offered_only_after_the_change_of_memory() -> None:
+    assert problems({"n1": in_nps4()}, [], gpu_partition_compute="SPX", gpu_partition_memory="NPS1") == []
+
+
+def test_a_memory_mode_that_is_not_set_ends_the_run_for_all_hosts() -> None:
+    """Else the others would change, although the inventory is wrong, and not the host."""
+    hosts = {"n1": in_nps4(), "n2": node()}
+    assert problems(hosts, [], gpu_partition_compute="SPX") == [f"gpu_partition_memory (host n1): {NOT_SET}"]
+    # A host that lacks the modes is left out.
+    old = in_nps4(available_compute_partitions=[], compute_partition=None)
+    left_out = dict(plan({"n1": old, "n2": node()}, [], gpu_partition_compute="SPX").excluded)
+    assert left_out["n1"].startswith("gpu_partition_compute: GPU 0 offers no compute partition modes.")
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_text_of_a_small_fleet_with_failures() -> None:
     assert lines[5] == (
         "SUSPECT mi300x-03 GPUs 0, 1, 2, 3, 4, 5, 6, 7: output tok/s 22% below the median, in one run only"
     )
-    assert lines[6].endswith("test it with playbooks/burnin.yml --limit mi300x-03.")
+    assert lines[6].endswith("test it with playbooks/burnin.yml --limit mi300x-03,load_balancer.")
     assert [line.split(":")[0] for line in lines[7:]] == [
         "FAILED  mi300x-03", "FAILED  mi300x-04", "FAILED  mi300x-05",
     ]  # fmt: skip

@@ -209,7 +209,7 @@ def test_findings_say_what_the_tables_mark(pages: dict[str, tuple[str, Page]]) -
     assert "2 suspect GPUs" in text
     assert "gpu017 GPU 1 (0000:15:00.0) suspect output tok/s" in text
     assert "in one run only" in text
-    assert "playbooks/burnin.yml --limit gpu017" in text
+    assert "playbooks/burnin.yml --limit gpu017,load_balancer" in text
 
 
 def test_many_instances_are_distributions_and_folded_tables(pages: dict[str, tuple[str, Page]]) -> None:

@@ -81,7 +81,16 @@ def other_fallbacks(tree: Tree) -> Iterator[str]:
                 yield f"{given.place} is {theirs!r} unless set, and {given.variable} is {default!r}"
 
 
-CHECKS = (undeclared, repeated, other_defaults, other_types, other_fallbacks)
+def unconverted(tree: Tree) -> Iterator[str]:
+    """Booleans and numbers that an expression takes as they are: -e gives them as text, of which "false" is true."""
+    filters = {"bool": "bool", "int": "int", "float": "float"}
+    for place, name in tree.computed():
+        for declared in tree.declarations.get(name, ()):
+            if needed := filters.get(declared.option.get("type", "str")):
+                yield f"{place}: {name} needs | {needed}"
+
+
+CHECKS = (undeclared, repeated, other_defaults, other_types, other_fallbacks, unconverted)
 
 
 def all_problems(tree: Tree) -> list[str]:
@@ -124,6 +133,7 @@ SPECS, TASKS = "meta/argument_specs.yml", "playbooks/plan.yml"
         ]),
         (TASKS, "when: not (offline | default(false) | bool)", "when: not offline and not new_flag | default(false)", [
             f"{TASKS}: new_flag stands in no argument_spec",
+            f"{TASKS}: offline needs | bool",
         ]),
         ("playbooks/parts/partition.yml", "serial: \"{{ gpu_partition_serial", "serial: \"{{ gpu_partition_seria", [
             "playbooks/parts/partition.yml: gpu_partition_seria stands in no argument_spec",

@@ -353,6 +353,28 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
         {},
         [],
     ),
+    "a balancer is left out, and a host's instances are stopped": (
+        STOP,
+        ONE,
+        {},
+        {"absent": (("far", NOT_IN_RUN),), "values": {"upgrade_min_in": 0}, "blind": True},
+        {},
+        [f"--limit: {ABSENT} Run without --limit, or with far in it. To stop them all the same, and lose the requests"],
+    ),
+    "a balancer is left out, and all is stopped, as was said": (
+        STOP, ONE, {}, {"absent": (("far", NOT_IN_RUN),), "at_once": True}, {}, [],
+    ),
+    "a dead balancer, and a host's instances are stopped": (
+        STOP, ONE, {}, {"absent": (("far", "it is off"),), "blind": True}, {}, [],
+    ),
+    "a balancer is left out, and nothing of it is stopped": (
+        STOP,
+        ONE,
+        {},
+        {"absent": (("far", NOT_IN_RUN),), "blind": True, "instance": "llama-7"},
+        {},
+        ["no instance of llama-7 runs. There are: llama."],
+    ),
     "a balancer is not in this run, and all is stopped": (
         STOP,
         ONE,

@@ -16,9 +16,15 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     OperationRequest,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.minimum import ServingEngine
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import NOT_IN_RUN
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+    EndpointAssets,
+    EndpointInputs,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
     RolloutRequest,
     plan_rollout_steps,
+    undrained_hosts,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import (
     OPTIONS,
@@ -27,7 +33,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request imp
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.stopping import HostStops, stop_problems
 
-from tests.worlds.balancer_world import applied, host
+from tests.worlds.balancer_world import DRAW, applied, host
+from tests.worlds.plan_world import deployment
 from tests.worlds.rollout_balancer_world import PAIR, States, planned, served
 
 
@@ -137,17 +144,23 @@ def modes(states: States, *hosts: str) -> States:
     return found
 
 
-def asked(states: States, balancers: Any, others: Sequence[str] = (), **given: Any) -> str:
+def asked(
+    states: States,
+    balancers: Any,
+    others: Sequence[str] = (),
+    endpoint: EndpointInputs | None = None,
+    **given: Any,
+) -> str:
     """Why a run that changes modes is refused; "" if it is not. It tells a run that only plans the same."""
     plan = planned(states, PAIR, balancers, gpu_partition_compute="SPX")
     plan = replace(plan, hosts=tuple(item for item in plan.hosts if item.host.name not in others))
     options = {name: option.get("default") for name, option in OPTIONS.items()}
     options |= {"apply": True, "operation": None, **given}
     printed = "\n".join(
-        explain_request({**options, "apply": False}, plan, plan.to_json(), None, None, others)
+        explain_request({**options, "apply": False}, plan, plan.to_json(), None, endpoint, others)
     )
     try:
-        requested_rollout(options, plan, None, others)
+        requested_rollout(options, plan, endpoint, others)
     except FleetError as error:
         text = str(error)
         assert text in printed
@@ -190,6 +203,45 @@ def test_modes_do_not_change_where_the_others_are_down() -> None:
         ), text
         assert "First return others to service (see status.yml, undrain.yml)." in text
     assert asked(modes(down, "n2"), [balancer], at_once=True) == ""
+
+
+def left_out(name: str, why: str = NOT_IN_RUN) -> EndpointInputs:
+    """A load balancer without a state."""
+    balancer = replace(host(name=name), observed=None, absent=why)
+    return EndpointInputs((balancer,), frozenset(["n1", "n2"]), EndpointAssets(DRAW, "agent\n", {}))
+
+
+def test_modes_do_not_change_where_a_balancer_that_may_use_the_host_is_left_out() -> None:
+    states, (balancer,) = served(PAIR)
+    changed = modes(states, "n1")
+    said = (
+        "--limit: instances cannot be drained from load balancer lb before they change: it is not part of this run "
+        "(add it to --limit). Run without --limit, or with lb in it. To stop them all the same, and lose the requests "
+        "that they work on: -e at_once=true."
+    )
+    for operation in (None, DEPLOY):
+        assert asked(changed, [], ["n2"], left_out("lb"), operation=operation) == said
+        assert asked(changed, [], ["n2"], left_out("lb"), operation=operation, at_once=True) == ""
+    # One of two is left out.
+    assert said.replace(" lb ", " far ") in asked(changed, [balancer], ["n2"], left_out("far"))
+    # A dead one is only a warning.
+    assert asked(changed, [], ["n2"], left_out("lb", "No route to host")) == ""
+    # Reboots and burn-ins drain in all load balancers by themselves.
+    assert asked(states, [], ["n2"], left_out("lb"), apply=False, reboots=["n1"]) == ""
+    assert asked(states, [], ["n2"], left_out("lb"), apply=False, stops=["n1"]) == ""
+    for item in changed["n1"]["instances"]:
+        item.update(state="exited", exit_code=1, ready=False)
+    assert asked(changed, [], ["n2"], left_out("lb")) == ""
+
+
+def test_what_no_balancer_uses_may_change_without_it() -> None:
+    found = {}
+    for endpoint in (True, False):
+        own = [deployment(gpus=[0, 1], instances_per_host=2, endpoint=endpoint)]
+        plan = planned(modes(served(own)[0], "n1"), own, [], gpu_partition_compute="SPX")
+        found[endpoint] = len(undrained_hosts(plan, ["n1"], [("lb", NOT_IN_RUN)]))
+        assert undrained_hosts(plan, [], [("lb", NOT_IN_RUN)]) == ()
+    assert found == {True: 1, False: 0}
 
 
 # ---- reboots -----------------------------------------------------------------------------------------

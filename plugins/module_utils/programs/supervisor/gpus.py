@@ -10,7 +10,7 @@ CLEAN_BYTES = 2 << 30
 """Bytes that may be in use on an idle GPU; IDLE_VRAM in partition/checks.py explains the number."""
 NEXT_STEP = (
     "amd-smi process names who holds it: stop that. With no process there, a killed one has left it stranded: "
-    "playbooks/partition.yml -e gpu_clean=true --limit HOST reloads the driver."
+    "playbooks/partition.yml -e gpu_clean=true --limit HOST,load_balancer reloads the driver."
 )
 
 

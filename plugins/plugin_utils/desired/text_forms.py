@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convert texts to the types of variables, as Ansible does for options of modules: -e x=true gives a text. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+BOOLEANS: Mapping[str, bool] = {
+    **dict.fromkeys(("true", "yes", "on", "y", "t", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "n", "f", "0"), False),
+}
+"""What Ansible takes for a boolean, in small letters."""
+
+
+def converted(value: Any, kind: str, elements: str = "") -> Any:
+    """Return a value as one of a type of options. One that has no such form stays as it is, and is refused by its user.
+
+    elements: the type of a list's items. A text is a list of what is between its commas.
+    """
+    if kind == "list" and elements != "dict":
+        items = value.split(",") if isinstance(value, str) else value
+        if isinstance(items, list):
+            stripped = [item.strip() for item in items] if isinstance(value, str) else items
+            return [converted(item, elements) for item in stripped]
+    if kind == "bool" and isinstance(value, str):
+        return BOOLEANS.get(value.strip().lower(), value)
+    if kind == "bool" and value in (0, 1):
+        return bool(value)
+    if kind in ("int", "float") and isinstance(value, str):
+        return _number(value, kind)
+    return value
+
+
+def _number(text: str, kind: str) -> int | float | str:
+    try:
+        return int(text) if kind == "int" else _finite(text)
+    except ValueError:
+        pass
+    try:
+        number = _finite(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() and kind == "int" else text
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
