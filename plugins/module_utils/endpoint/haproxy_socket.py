@@ -17,7 +17,7 @@ from ..common.module_main import NodeError
 _MAINT, _DRAIN = 0x01, 0x08
 STATES = ("ready", "drain", "maint")
 # Fields of `show servers state`. Source: HAProxy's management guide.
-_BACKEND, _NAME, _ADDRESS, _UP, _ADMIN, _PORT = 1, 3, 4, 5, 6, 18
+BACKEND, SERVER, ADDRESS, _UP, _ADMIN, PORT = 1, 3, 4, 5, 6, 18
 
 
 class HaproxyUnavailable(NodeError):
@@ -98,7 +98,7 @@ class Haproxy:
         for row in rows(self.table("show servers state")):
             admin = int(row[_ADMIN])
             state = "maint" if admin & _MAINT else "drain" if admin & _DRAIN else "ready"
-            name = f"{row[_BACKEND]}/{row[_NAME]}"
+            name = f"{row[BACKEND]}/{row[SERVER]}"
             found[name] = ServerState(name, state, row[_UP] == "2")
         return found
 
@@ -124,7 +124,7 @@ class Haproxy:
 def rows(text: str) -> list[list[str]]:
     """Return the rows of `show servers state`, which prints a version, a header, and one line per server."""
     lines = [line.split() for line in text.splitlines()[1:]]
-    return [words for words in lines if len(words) > _PORT and words[0] != "#"]
+    return [words for words in lines if len(words) > PORT and words[0] != "#"]
 
 
 def state_file(text: str, places: Mapping[str, tuple[str, int]]) -> str:
@@ -135,13 +135,13 @@ def state_file(text: str, places: Mapping[str, tuple[str, int]]) -> str:
     """
     lines = text.splitlines()[:2]
     for row in rows(text):
-        name = f"{row[_BACKEND]}/{row[_NAME]}"
+        name = f"{row[BACKEND]}/{row[SERVER]}"
         if name not in places:
             continue
         address, port = places[name]
-        row[_PORT] = str(port)
+        row[PORT] = str(port)
         if _is_address(address):
-            row[_ADDRESS] = address
+            row[ADDRESS] = address
         lines.append(" ".join(row))
     return "\n".join(lines) + "\n"
 

@@ -300,6 +300,8 @@ def test_a_port_that_both_want() -> None:
         ({"load_balancer_auth": "no"}, "load_balancer_auth: must be true or false, not text. Write it without quotes."),
         ({"load_balancer_api_keys": {"a b": "x" * 30}}, "load_balancer_api_keys.a b: is not a key's name"),
         ({"load_balancer_api_keys": {"a": "short-secret"}}, "load_balancer_api_keys.a: its key must be text"),
+        ({"load_balancer_hang_timeout": 14}, "load_balancer_hang_timeout: 14 is out of range. It must be from 15 to"),
+        ({"load_balancer_repeat_unanswered": 1}, "load_balancer_repeat_unanswered: must be true or false, not"),
         ({"load_balancer_metrics_port": 8443}, "load_balancer_port: the balancer cannot use one port twice"),
     ],
 )  # fmt: skip
