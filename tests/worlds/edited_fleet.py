@@ -97,7 +97,14 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
         for name, address in inventory.hosts.items()
     }
     given = {name: option.get("default") for name, option in OPTIONS.items()}
-    given |= {"operation": operation, "apply": True, "offline": False, "canary": True, "drain_timeout": 300, **options}
+    given |= {
+        "operation": operation,
+        "apply": True,
+        "offline": False,
+        "canary": True,
+        "drain_timeout": 300,
+        **options,
+    }
     request = OperationRequest(
         operation=operation,
         deployments=frozenset([given["deployment"]]) if given["deployment"] else None,
@@ -106,7 +113,9 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
     )
     shop = workshop()
     shop.key = key
-    whole = fleet(states, list(inventory.deployments), groups={"load_balancer": list(inventory.balancers)}, own=own)
+    whole = fleet(
+        states, list(inventory.deployments), groups={"load_balancer": list(inventory.balancers)}, own=own
+    )
     plan = plan_fleet(check_fleet(whole, request), shop, endpoint)
     rollout = requested_rollout(given, plan, endpoint)
     todo = todo_hosts(plan, plan.balancers, plan.to_json(), rollout)
@@ -147,7 +156,9 @@ def configured(plan: BalancerPlan, which: str = "files") -> dict[str, Any]:
     names = {item.during: item.after for some in plan.servers.values() for item in some}
     drained = plan.host.observed.drained if plan.host.observed else {}
     out = {
-        names.get(name, name): entry for name, entry in drained.items() if entry["by"] == "operator" and names.get(name)
+        names.get(name, name): entry
+        for name, entry in drained.items()
+        if entry["by"] == "operator" and names.get(name)
     }
     return {
         "installed": True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random fleets and random edits of their inventories: what operators do in a week, one at a time and several at once."""
+"""Random fleets, and random edits of their inventories: what operators do in a week, one or several at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def inventories(draw: Draw) -> Inventory:
     for number in range(draw(st.integers(1, 5))):
         made = _new_deployment(draw, deployments, names, NAMES[number])
         deployments += [made] if made else []
-    return Inventory(hosts, {name: hosts.get(name, address(name)) for name in balancers}, tuple(deployments), modes)
+    return Inventory(
+        hosts, {name: hosts.get(name, address(name)) for name in balancers}, tuple(deployments), modes
+    )
 
 
 def _free(deployments: list[dict[str, Any]]) -> list[int]:
@@ -67,7 +69,9 @@ def _new_deployment(
 
 def _span(made: dict[str, Any], hosts: list[str]) -> None:
     """Make a deployment one engine over two hosts."""
-    made.update(nodes=2, tensor_parallel_size=1, pipeline_parallel_size=2, hosts=list(hosts), gpus=made["gpus"][:1])
+    made.update(
+        nodes=2, tensor_parallel_size=1, pipeline_parallel_size=2, hosts=list(hosts), gpus=made["gpus"][:1]
+    )
     made["instances_per_host"] = 1
 
 
@@ -125,7 +129,9 @@ def fewer_served_names(draw: Draw, parts: Parts) -> None:
 def port(draw: Draw, parts: Parts) -> None:
     item = _one(draw, parts)
     if item:
-        item["port"] = draw(st.sampled_from((item["port"] + 1, item["port"] + 400, max(8000, item["port"] - 1))))
+        item["port"] = draw(
+            st.sampled_from((item["port"] + 1, item["port"] + 400, max(8000, item["port"] - 1)))
+        )
 
 
 def swap_ports(draw: Draw, parts: Parts) -> None:
@@ -219,11 +225,11 @@ def split(draw: Draw, parts: Parts) -> None:
 def join(draw: Draw, parts: Parts) -> None:
     """One deployment of two that serve the same names."""
     one, other = _one(draw, parts), _one(draw, parts)
-    if one and other and one is not other and _names(one) == _names(other):
-        if one.get("nodes", 1) == other.get("nodes", 1) == 1:
-            one["gpus"] = [*one["gpus"], *other["gpus"]]
-            one["instances_per_host"] = len(one["gpus"])
-            parts["deployments"].remove(other)
+    alone = one and other and one.get("nodes", 1) == other.get("nodes", 1) == 1
+    if one and other and alone and one is not other and _names(one) == _names(other):
+        one["gpus"] = [*one["gpus"], *other["gpus"]]
+        one["instances_per_host"] = len(one["gpus"])
+        parts["deployments"].remove(other)
 
 
 def nodes(draw: Draw, parts: Parts) -> None:
@@ -237,7 +243,9 @@ def nodes(draw: Draw, parts: Parts) -> None:
 
 
 def add_balancer(draw: Draw, parts: Parts) -> None:
-    places = [name for name in (*sorted(parts["hosts"]), "lb1", "lb2", "lb3") if name not in parts["balancers"]]
+    places = [
+        name for name in (*sorted(parts["hosts"]), "lb1", "lb2", "lb3") if name not in parts["balancers"]
+    ]
     if places and len(parts["balancers"]) < 3:
         name = draw(st.sampled_from(places))
         parts["balancers"][name] = parts["hosts"].get(name, address(name))

@@ -137,14 +137,8 @@ def _way(
         return f"Take fewer at a time: {_limit(hosts, limit_also)}."
     for item in () if whole_hosts else taken:
         if item.serves and allowed([item]):
-<<<<<<< HEAD
-            limit = ",".join((*item.hosts, *limit_also))
-            return f"Take fewer at a time: --limit {limit} -e instance={item.instance}."
-    short, behind = _short(engines, min_in), services(engines)
-=======
             return f"Take fewer at a time: {_limit(item.hosts, limit_also)} -e instance={item.instance}."
-    short = _short(engines, min_in)
->>>>>>> h-c
+    short, behind = _short(engines, min_in), services(engines)
     lost = sorted(
         {
             f"{item.instance} on {', '.join(item.hosts)}"

@@ -28,6 +28,7 @@ from ..common.run_lock import run_lock
 from ..serving.health import port_holder
 from .drain import DrainRecord, same_servers
 from .haproxy_socket import CarriedServer, Haproxy, state_file
+from .hung_streams import ADMIN_SOCKET, MASTER_SOCKET
 from .keepalived import KEEPALIVED, KeepalivedService
 from .keepalived import SERVICE as ADDRESS_SERVICE
 
@@ -50,7 +51,7 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=notify
-ExecStart={haproxy} -Ws -C {directory}/current -f haproxy.cfg -p {state}/haproxy.pid
+ExecStart={haproxy} -Ws -S {master} -C {directory}/current -f haproxy.cfg -p {state}/haproxy.pid
 ExecReload=/bin/kill -USR2 $MAINPID
 KillMode=mixed
 Restart=always
@@ -159,6 +160,8 @@ class BalancerPaths:
             "directory": self.directory,
             "state": self.state,
             "haproxy": self.haproxy,
+            # By this the agent reaches workers that carry on with their last requests after a reload.
+            "master": f"{self.in_state(MASTER_SOCKET)},mode,600,level,admin",
             "router": self.router,
             "sandbox": SANDBOX.format(state=self.state),
         }
@@ -195,7 +198,7 @@ class _Change:
         self.hash = spec_hash(files)
         self.config = json.loads(files["balancer.json"])
         self.routers = bool(self.config.get("routers"))
-        self.haproxy = Haproxy(paths.in_state("admin.sock"))
+        self.haproxy = Haproxy(paths.in_state(ADMIN_SOCKET))
         self.keeper = KeepalivedService(
             paths.directory,
             paths.units,

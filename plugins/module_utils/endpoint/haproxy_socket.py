@@ -17,7 +17,7 @@ from ..common.module_main import NodeError
 _MAINT, _DRAIN = 0x01, 0x08
 STATES = ("ready", "drain", "maint")
 # Fields of `show servers state`. Source: HAProxy's management guide.
-_BACKEND, _NAME, _ADDRESS, _UP, _ADMIN, _PORT = 1, 3, 4, 5, 6, 18
+BACKEND, SERVER, ADDRESS, _UP, _ADMIN, PORT = 1, 3, 4, 5, 6, 18
 HEADER = (
     "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight "
     "srv_time_since_last_change srv_check_status srv_check_result srv_check_health srv_check_state srv_agent_state "
@@ -106,7 +106,7 @@ class Haproxy:
         for row in rows(self.table("show servers state")):
             admin = int(row[_ADMIN])
             state = "maint" if admin & _MAINT else "drain" if admin & _DRAIN else "ready"
-            name = f"{row[_BACKEND]}/{row[_NAME]}"
+            name = f"{row[BACKEND]}/{row[SERVER]}"
             found[name] = ServerState(name, state, row[_UP] == "2")
         return found
 
@@ -132,7 +132,7 @@ class Haproxy:
 def rows(text: str) -> list[list[str]]:
     """Return the rows of `show servers state`, which prints a version, a header, and one line per server."""
     lines = [line.split() for line in text.splitlines()[1:]]
-    return [words for words in lines if len(words) > _PORT and words[0] != "#"]
+    return [words for words in lines if len(words) > PORT and words[0] != "#"]
 
 
 @dataclass(frozen=True)
@@ -156,17 +156,17 @@ def state_file(text: str, servers: Mapping[str, CarriedServer]) -> str:
     configuration's (tested with 2.6), so each row gets those of the server. A new server is down until its checks
     succeed: without a row, HAProxy would send it requests before the first check.
     """
-    known = {f"{row[_BACKEND]}/{row[_NAME]}": row for row in rows(text)}
+    known = {f"{row[BACKEND]}/{row[SERVER]}": row for row in rows(text)}
     lines = ["1", HEADER]
     for name, server in servers.items():
         row = list(known.get(server.before, ()))
         if not row:
             row = NEW.split()
             row[_ADMIN] = str(_DRAIN if server.drained else 0)
-        row[_BACKEND], _unused, row[_NAME] = name.partition("/")
-        row[_PORT] = str(server.port)
+        row[BACKEND], _unused, row[SERVER] = name.partition("/")
+        row[PORT] = str(server.port)
         if _is_address(server.address):
-            row[_ADDRESS] = server.address
+            row[ADDRESS] = server.address
         lines.append(" ".join(row))
     return "\n".join(lines) + "\n"
 

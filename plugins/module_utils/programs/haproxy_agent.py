@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HAProxy's agent: reports which instances have generated tokens since they were started.
+"""HAProxy's agent: reports which instances have generated tokens since they were started, and ends those that hang.
 
 HAProxy queries it on loopback for each server, by a mark of its address and model (`probe` in balancer.json). It puts a
 server into service only if the agent answers "up" and its own check of /health succeeds. An instance whose port refuses
 connections, as while Docker restarts it, must generate tokens again. An empty or missing answer changes nothing: while
-this program is restarted or stopped, HAProxy keeps its last state. One file without imports of the toolkit: it runs on
-the balancer's host.
+this program is restarted or stopped, HAProxy keeps its last state.
+
+Streams end with their instance. One that hangs keeps them open, so that their clients would wait for ever: when it has
+answered no check for `hang_timeout` seconds, this program has HAProxy close its streams. A refused connection is an
+answer: an instance that stops gracefully refuses new ones, and finishes what it has.
 
     agent.py BALANCER.JSON PIDFILE
+
+It is sent as one file, with what it imports, to the balancer's host. HAProxy's sockets are beside PIDFILE.
 """
 
 from __future__ import annotations
@@ -17,107 +22,103 @@ import contextlib
 import json
 import os
 import sys
-from typing import Any
+import time
+from functools import partial
+from typing import Any, Callable
+
+from ..common.module_main import NodeError
+from ..endpoint.hung_streams import close_streams
+from ..endpoint.instance_client import BUSY, CONNECT_SECONDS, HEALTHY, LOST, UNREACHABLE, InstanceClient
+from ..endpoint.silence import Silence
 
 POLL_SECONDS = 1.0
-CONNECT_SECONDS = 3.0
 HEALTH_SECONDS = 10.0
-TOKEN_SECONDS = 900.0  # an engine's first tokens may compile kernels
-ANSWER_BYTES = 1 << 20  # an answer with one token has some hundred
-UNREACHABLE = "gone"
-"""Connections are refused, or the engine reports that it is dead."""
-BUSY = "busy"
-"""It accepts connections, but does not answer in time."""
+CHECKS = 3
+"""So many checks without an answer, one after the other, are needed at least to call an instance hung."""
 
 
 class ProbedInstance:
-    """One server of the balancer; proven None: unknown yet, because this program has just started."""
+    """One server of the balancer; proven None: unknown yet, because this program has just started.
 
-    def __init__(self, host: str, port: int, model: str, key_file: str = "") -> None:
-        self.host, self.port, self.model, self.key_file = host, port, model, key_file
+    limit: seconds without any answer after which it hangs. close: closes its streams; returns how many, or None if
+    HAProxy has it in service.
+    """
+
+    def __init__(
+        self, client: InstanceClient, name: str = "", close: Callable[[], int | None] = lambda: None
+    ) -> None:
+        self.client, self.name, self.close = client, name, close
+        self.limit = float("inf")
         self.proven: bool | None = None
+        self.proof: asyncio.Task[None] | None = None
+        self._checks, self._silent = Silence(), 0.0
 
     async def watch(self) -> None:
         """Check the instance forever, whatever it answers."""
-        while True:
-            try:
-                await self.look()
-            except Exception as error:
-                # No answer may end the watch: the instance would stay as it is for ever.
-                self.proven = False
-                sys.stderr.write(f"{self.host}:{self.port}: {type(error).__name__}: {error}\n")
-            await asyncio.sleep(POLL_SECONDS)
+        try:
+            while True:
+                begun = time.monotonic()
+                try:
+                    await self.look()
+                except Exception as error:
+                    self._distrust(error)
+                await asyncio.sleep(max(0.0, begun + POLL_SECONDS - time.monotonic()))
+        finally:
+            self._drop_proof()
 
     async def look(self) -> None:
-        """Check the instance once: a proof lasts until the instance is gone."""
-        state = await self.health()
-        if state == UNREACHABLE:
+        """Check the instance once: a proof lasts until the instance is gone. Checks go on while a proof is awaited."""
+        begun, patience, before = time.monotonic(), min(HEALTH_SECONDS, self.limit / CHECKS), self._silent
+        state = await self.client.health(patience)
+        ended = time.monotonic()
+        answered = state not in (BUSY, LOST)
+        self._silent = self._checks.note(answered, begun, ended, CONNECT_SECONDS + patience)
+        if state in (UNREACHABLE, LOST):
+            self._drop_proof()
             self.proven = False
-        elif state != BUSY and not self.proven:
-            self.proven = await self.generates()
+        elif state == HEALTHY and not self.proven and (self.proof is None or self.proof.done()):
+            self.proof = asyncio.get_running_loop().create_task(self._prove())
+        if self._silent >= self.limit:
+            await self._end_streams(before < self.limit)
+        elif before and answered:
+            self._say(f"answers again after {before + ended - begun:.0f} s")
 
-    async def health(self) -> str:
-        """Return the result of GET /health: "ok", GONE or BUSY."""
+    async def _end_streams(self, first: bool) -> None:
+        """Close its streams, and those that came since the last time, as they do with a HAProxy that was restarted."""
         try:
-            status, _unused = await self.ask("GET", "/health", b"", HEALTH_SECONDS)
-        except asyncio.TimeoutError:
-            return BUSY
-        except (OSError, ValueError, EOFError):
-            return UNREACHABLE
-        return "ok" if status == 200 else UNREACHABLE
+            closed = await asyncio.to_thread(self.close)
+        except (NodeError, ValueError, LookupError) as error:
+            self._say(f"no answer for {self._silent:.0f} s; its streams could not be closed: {error}")
+            return
+        if closed or (first and closed is not None):
+            self._say(
+                f"no answer for {self._silent:.0f} s (load_balancer_hang_timeout); closed {closed} streams to it"
+            )
 
-    async def generates(self) -> bool:
-        """Return whether it answers a request with tokens."""
-        body = {"model": self.model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+    async def _prove(self) -> None:
         try:
-            status, text = await self.ask("POST", "/v1/completions", json.dumps(body).encode(), TOKEN_SECONDS)
-            return status == 200 and int(json.loads(text)["usage"]["completion_tokens"]) > 0
-        except (OSError, ValueError, KeyError, TypeError, EOFError, asyncio.TimeoutError):
-            return False
+            self.proven = await self.client.generates()
+        except Exception as error:
+            self._distrust(error)
 
-    async def ask(self, method: str, path: str, body: bytes, seconds: float) -> tuple[int, bytes]:
-        """Send one request; return status and body. Raise OSError, ValueError, EOFError or asyncio.TimeoutError."""
-        opening = asyncio.open_connection(self.host, self.port)
-        try:
-            reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
-        except asyncio.TimeoutError:
-            raise ConnectionError("no connection") from None
-        try:
-            lines = f"{method} {path} HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\n"
-            lines += self.authorization() if path.startswith("/v1/") else ""
-            lines += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(lines.encode() + body)
-            answer = await asyncio.wait_for(self.read(reader), seconds)
-        finally:
-            writer.close()
-        head, _unused, text = answer.partition(b"\r\n\r\n")
-        words = head.split(None, 2)
-        return int(words[1]) if len(words) > 1 else 0, text
+    def _drop_proof(self) -> None:
+        if self.proof is not None:
+            self.proof.cancel()
 
-    @staticmethod
-    async def read(reader: asyncio.StreamReader) -> bytes:
-        """Read a whole answer. Raise ValueError if it is longer than any that was asked for."""
-        answer = b""
-        while True:
-            part = await reader.read(65536)
-            if not part:
-                return answer
-            answer += part
-            if len(answer) > ANSWER_BYTES:
-                raise ValueError("an endless answer")
+    def _distrust(self, error: Exception) -> None:
+        """Report an unexpected answer. It must not end the watch: the instance would stay as it is for ever."""
+        self.proven = False
+        self._say(f"{type(error).__name__}: {error}")
 
-    def authorization(self) -> str:
-        """Return the header that HAProxy sends too."""
-        with contextlib.suppress(OSError), open(self.key_file, encoding="ascii") as file:
-            return f"Authorization: {file.read().partition(' ')[2].strip()}\r\n"
-        return ""
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"{self.name or self.client.host}: {text}\n")
 
 
 class Agent:
-    """All instances in a balancer's balancer.json."""
+    """All instances in a balancer's balancer.json. state: the directory of HAProxy's sockets."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, state: str) -> None:
+        self.path, self.state = path, state
         self.key_file = os.path.join(os.path.dirname(path), "instance.map")
         self.seen: Any = None
         self.instances: dict[str, ProbedInstance] = {}
@@ -138,19 +139,25 @@ class Agent:
     def take(self, config: dict[str, Any]) -> None:
         """Watch the servers of the configuration; keep the state of unchanged ones."""
         wanted = {
-            server["probe"]: (server["address"], int(server["port"]), server["models"][0])
+            server["probe"]: (
+                f"{backend['name']}/{server['name']}",
+                InstanceClient(server["address"], int(server["port"]), server["models"][0], self.key_file),
+            )
             for backend in config["backends"]
             for server in backend["servers"]
         }
+        limit = float(config["hang_timeout"])
         for probe in [probe for probe in self.instances if probe not in wanted]:
             self.tasks.pop(probe).cancel()
             del self.instances[probe]
-        for probe, place in wanted.items():
+        for probe, (name, client) in wanted.items():
             if probe not in self.instances:
-                self.instances[probe] = ProbedInstance(*place, self.key_file)
+                made = self.instances[probe] = ProbedInstance(client)
                 # When this program starts, HAProxy knows more; what comes later has yet to show that it works.
-                self.instances[probe].proven = None if self.seen is None else False
-                self.tasks[probe] = asyncio.get_running_loop().create_task(self.instances[probe].watch())
+                made.proven = None if self.seen is None else False
+                self.tasks[probe] = asyncio.get_running_loop().create_task(made.watch())
+            known = self.instances[probe]
+            known.name, known.limit, known.close = name, limit, partial(close_streams, self.state, name)
 
     def proven(self, probe: str) -> bool | None:
         """Return whether an instance has generated tokens; None if that is not known.
@@ -175,7 +182,7 @@ class Agent:
 
 async def serve(path: str, pid_file: str) -> None:
     """Run until the process is ended."""
-    agent = Agent(path)
+    agent = Agent(path, os.path.dirname(pid_file))
     with open(path, encoding="utf-8") as file:
         port = int(json.load(file)["agent_port"])
     server = await asyncio.start_server(agent.answer, "127.0.0.1", port)

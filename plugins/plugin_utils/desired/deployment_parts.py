@@ -80,7 +80,8 @@ class Runtime:
     """The container's runtime options; sizes in bytes, timeouts in seconds.
 
     numa: "local" keeps an instance on the CPUs of its GPUs' NUMA node, if they share one. hang_timeout: without
-    progress in spite of requests until the engine is started again; 0: never.
+    progress in spite of requests, or without any answer before the first token, until the engine is started again; 0:
+    never.
     """
 
     privileged: bool = False

@@ -31,6 +31,8 @@ VARIABLES = (
     "load_balancer_metrics_port",
     "load_balancer_timeout",
     "load_balancer_queue_timeout",
+    "load_balancer_hang_timeout",
+    "load_balancer_repeat_unanswered",
     "load_balancer_source_connections",
     "load_balancer_key_share",
     "load_balancer_key_rate",
@@ -75,6 +77,8 @@ class BalancerSettings:
         api_keys: name and key of each client; empty to create one key.
         timeout: how long a request may be silent.
         queue_timeout: how long a request may wait for an instance.
+        hang_timeout: how long an instance may answer nothing before its streams are closed.
+        repeat_unanswered: a request whose instance ends or hangs before the first byte is given to another one.
         instance_auth: instances accept only requests with the load balancers' key.
         source_connections: connections of one client address; 0 for half of all.
         key_share: percent of a deployment's running and waiting requests that one key may have.
@@ -95,6 +99,8 @@ class BalancerSettings:
     metrics_port: int
     timeout: int
     queue_timeout: int
+    hang_timeout: int
+    repeat_unanswered: bool
     source_connections: int
     key_share: int
     key_rate: int
@@ -200,6 +206,9 @@ def parse_balancer(
         metrics_port=own.integer("load_balancer_metrics_port", 1, 65535),
         timeout=own.integer("load_balancer_timeout", 10, 86400),
         queue_timeout=own.integer("load_balancer_queue_timeout", 1, 3600),
+        # HAProxy's own checks need 12 s to take a hung instance out of service.
+        hang_timeout=own.integer("load_balancer_hang_timeout", 15, 86400),
+        repeat_unanswered=own.boolean("load_balancer_repeat_unanswered"),
         source_connections=own.integer("load_balancer_source_connections", 0, 8192),
         key_share=own.integer("load_balancer_key_share", 1, 100),
         key_rate=own.integer("load_balancer_key_rate", 0, 1_000_000),

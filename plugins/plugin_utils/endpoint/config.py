@@ -84,6 +84,8 @@ def config_data(
         "metrics": f"{bracketed(settings.metrics_listen)}:{settings.metrics_port}",
         "timeout": settings.timeout,
         "queue_timeout": settings.queue_timeout,
+        "hang_timeout": settings.hang_timeout,
+        "repeat_unanswered": settings.repeat_unanswered,
         "max_connections": CONNECTIONS + RESERVED,
         "connections": connections,
         "source_connections": settings.source_connections or connections // 2,

@@ -153,6 +153,8 @@ def test_the_first_time_and_then_nothing(node: Node) -> None:
     assert set(modes.values()) == {0o600}
     assert [stat.S_IMODE((node.tmp / name).stat().st_mode) for name in ("etc", "var")] == [0o700, 0o700]
     assert (node.tmp / "var/applied").read_text() == spec_hash(texts) + "\n"
+    master = f" -Ws -S {node.tmp}/var/master.sock,mode,600,level,admin "
+    assert master in Path(node.unit(SERVICE)).read_text()
     for name in (SERVICE, AGENT_SERVICE):
         text = Path(node.unit(name)).read_text()
         assert str(node.tmp / "etc/current") in text

@@ -166,8 +166,8 @@ def test_what_goes_stays_until_it_has_gone() -> None:
         "n1.llama-0:8000", "n1.llama-0:9000", "n1.llama-1:8001",
         "n2.llama-0:8000", "n2.llama-0:9000", "n2.llama-1:8001",
     ]  # fmt: skip
-    assert len(balancer.drain) == 4
-    assert balancer.undrain == ()  # none of them is there afterwards
+    assert len(balancer.drain) == 6  # those of the new ports too: who answers there is drained
+    assert balancer.undrain == ("llama/n1.llama-0:9000", "llama/n2.llama-0:9000")
 
 
 def test_hosts_that_are_not_planned_keep_what_the_balancer_has_of_them() -> None:
@@ -290,10 +290,12 @@ def test_a_port_that_both_want() -> None:
 @pytest.mark.parametrize(
     ("variables", "text"),
     [
-        ({"load_balancer_port": "8443"}, "load_balancer_port: must be a whole number, not text."),
-        ({"load_balancer_auth": "no"}, "load_balancer_auth: must be true or false, not text. Write it without quotes."),
+        ({"load_balancer_port": "https"}, "load_balancer_port: must be a whole number, not text."),
+        ({"load_balancer_auth": "maybe"}, "load_balancer_auth: must be true or false, not text."),
         ({"load_balancer_api_keys": {"a b": "x" * 30}}, "load_balancer_api_keys.a b: is not a key's name"),
         ({"load_balancer_api_keys": {"a": "short-secret"}}, "load_balancer_api_keys.a: its key must be text"),
+        ({"load_balancer_hang_timeout": 14}, "load_balancer_hang_timeout: 14 is out of range. It must be from 15 to"),
+        ({"load_balancer_repeat_unanswered": 2}, "load_balancer_repeat_unanswered: must be true or false, not"),
         ({"load_balancer_metrics_port": 8443}, "load_balancer_port: the balancer cannot use one port twice"),
     ],
 )  # fmt: skip

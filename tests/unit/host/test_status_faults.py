@@ -17,14 +17,17 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.docker import client
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import instance_client
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.instance_client import (
+    BUSY,
+    LOST,
+    UNREACHABLE,
+    InstanceClient,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.host import status as status_node
 from ansible_collections.instinct.fleet.plugins.module_utils.host.status import read_json, read_node
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import haproxy_agent
-from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import (
-    BUSY,
-    UNREACHABLE,
-    ProbedInstance,
-)
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import ProbedInstance
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import soak
 from ansible_collections.instinct.fleet.plugins.modules import instance_status, vllm_watch
 
@@ -287,7 +290,7 @@ async def saying(said: bytes | None) -> Any:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     try:
-        yield ProbedInstance("127.0.0.1", int(server.sockets[0].getsockname()[1]), "m")
+        yield ProbedInstance(InstanceClient("127.0.0.1", int(server.sockets[0].getsockname()[1]), "m"))
     finally:
         over.set()
         server.close()
@@ -315,16 +318,19 @@ async def saying(said: bytes | None) -> Any:
 def test_what_the_agent_makes_of_an_answer(
     monkeypatch: pytest.MonkeyPatch, said: bytes | None, health: str, generates: bool
 ) -> None:
-    monkeypatch.setattr(haproxy_agent, "CONNECT_SECONDS", GENEROUS)
-    monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", 0.2 if said is None else GENEROUS)
+    monkeypatch.setattr(instance_client, "CONNECT_SECONDS", GENEROUS)
+    patience = 0.2 if said is None else GENEROUS
+    monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", patience)
     if said is None:
-        monkeypatch.setattr(haproxy_agent, "TOKEN_SECONDS", 0.2)
+        monkeypatch.setattr(instance_client, "TOKEN_SECONDS", 0.2)
 
     async def scenario() -> None:
         async with saying(said) as instance:
-            assert await instance.health() == health
-            assert await instance.generates() is generates
+            assert await instance.client.health(patience) == health
+            assert await instance.client.generates() is generates
             await instance.look()
+            if instance.proof:
+                await asyncio.wait([instance.proof])
             # Busy: nothing is known, and nothing is changed.
             assert instance.proven is (None if health == BUSY else generates)
 
@@ -333,7 +339,7 @@ def test_what_the_agent_makes_of_an_answer(
 
 def test_a_host_that_drops_connections_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a firewall does, or a kernel whose queue is full: nobody refuses, and nobody accepts."""
-    monkeypatch.setattr(haproxy_agent, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(instance_client, "CONNECT_SECONDS", 0.3)
     with socket.socket() as listener, contextlib.ExitStack() as stack:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -341,11 +347,12 @@ def test_a_host_that_drops_connections_is_gone(monkeypatch: pytest.MonkeyPatch) 
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(listener.getsockname())
-        instance = ProbedInstance("127.0.0.1", listener.getsockname()[1], "m")
+        instance = ProbedInstance(InstanceClient("127.0.0.1", listener.getsockname()[1], "m"))
         instance.proven = True
 
         async def scenario() -> None:
-            assert await instance.generates() is False
+            assert await instance.client.health(GENEROUS) == LOST
+            assert await instance.client.generates() is False
             await instance.look()
 
         asyncio.run(scenario())
@@ -357,7 +364,7 @@ def test_an_instance_without_a_key_file(tmp_path: Path, text: str | None) -> Non
     path = tmp_path / "instance.map"
     if text:
         path.write_text(text)
-    header = ProbedInstance("127.0.0.1", 1, "m", str(path)).authorization()
+    header = InstanceClient("127.0.0.1", 1, "m", str(path)).authorization()
     assert header == ("Authorization: Bearer abc\r\n" if text else "")
 
 
@@ -374,7 +381,9 @@ def test_the_agent_survives_a_file_that_is_damaged(tmp_path: Path, monkeypatch: 
 
     def config(name: str) -> str:
         servers = [{"name": name, "address": "127.0.0.1", "port": 9, "models": ["m"], "probe": name}]
-        return json.dumps({"backends": [{"name": "m", "models": ["m"], "servers": servers}]})
+        return json.dumps(
+            {"hang_timeout": 3600, "backends": [{"name": "m", "models": ["m"], "servers": servers}]}
+        )
 
     async def until(true: Callable[[], bool]) -> None:
         async with asyncio.timeout(GENEROUS):
@@ -382,7 +391,7 @@ def test_the_agent_survives_a_file_that_is_damaged(tmp_path: Path, monkeypatch: 
                 await asyncio.sleep(0.02)
 
     async def scenario() -> None:
-        agent = haproxy_agent.Agent(str(path))
+        agent = haproxy_agent.Agent(str(path), str(tmp_path))
         following = asyncio.create_task(agent.follow())
         write(config("one"))
         await until(lambda: list(agent.instances) == ["one"])

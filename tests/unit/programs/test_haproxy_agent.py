@@ -6,13 +6,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import instance_client
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.instance_client import InstanceClient
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import haproxy_agent
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import (
+    CHECKS,
     Agent,
     ProbedInstance,
 )
@@ -25,7 +31,8 @@ class Engine:
     """A server that answers /health and completions as told."""
 
     def __init__(self) -> None:
-        self.health, self.tokens, self.slow = 200, 1, 0.0
+        self.health, self.tokens, self.slow, self.slow_tokens = 200, 1, 0.0, 0.0
+        self.hangs = asyncio.Event()  # set: it hangs no longer
         self.asked: list[str] = []
         self.sent = self.odd = ""
         self.server: asyncio.Server | None = None
@@ -44,7 +51,9 @@ class Engine:
         path = head.split()[1]
         self.asked.append(path)
         self.sent = head.lower().partition("authorization: ")[2].partition("\r\n")[0]
-        await asyncio.sleep(self.slow)
+        with contextlib.suppress(asyncio.TimeoutError):
+            seconds = self.slow if path == "/health" else self.slow_tokens
+            await asyncio.wait_for(self.hangs.wait(), seconds) if seconds else None
         status, body = self.health, b""
         if path != "/health":
             length = int(head.lower().partition("content-length: ")[2].split()[0])
@@ -62,15 +71,22 @@ async def engine() -> AsyncIterator[tuple[Engine, ProbedInstance]]:
     made = Engine()
     await made.start()
     try:
-        yield made, ProbedInstance("127.0.0.1", made.port, "m")
+        yield made, ProbedInstance(InstanceClient("127.0.0.1", made.port, "m"))
     finally:
         await made.stop()
+
+
+async def look(instance: ProbedInstance) -> None:
+    """One check, and the proof that it asks for."""
+    await instance.look()
+    if instance.proof:
+        await asyncio.wait([instance.proof])
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody here is slow but by the machine."""
-    monkeypatch.setattr(haproxy_agent, "CONNECT_SECONDS", GENEROUS)
+    monkeypatch.setattr(instance_client, "CONNECT_SECONDS", GENEROUS)
     monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", GENEROUS)
 
 
@@ -78,19 +94,19 @@ def test_tokens_once_and_again_after_it_was_gone() -> None:
     async def scenario() -> None:
         async with engine() as (server, instance):
             assert instance.proven is None
-            await instance.look()
-            await instance.look()
+            await look(instance)
+            await look(instance)
             assert instance.proven is True
             assert server.asked == ["/health", "/v1/completions", "/health"]
             await server.stop()
-            await instance.look()
+            await look(instance)
             assert instance.proven is False
             server.tokens = 0
             await server.start()
-            await instance.look()
+            await look(instance)
             assert instance.proven is False  # healthy, and mute
             server.tokens = 1
-            await instance.look()
+            await look(instance)
             assert instance.proven is True
 
     asyncio.run(scenario())
@@ -130,10 +146,11 @@ def test_it_sends_the_key_that_haproxy_sends(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with engine() as (server, instance):
-            instance.key_file = Agent(str(tmp_path / "balancer.json")).key_file
-            assert await instance.generates()
+            key_file = Agent(str(tmp_path / "balancer.json"), str(tmp_path)).key_file
+            client = replace(instance.client, key_file=key_file)
+            assert await client.generates()
             assert server.sent == "bearer abc"
-            assert await instance.health() == "ok"
+            assert await client.health(GENEROUS) == "ok"
             assert server.sent == ""  # where it is not needed
 
     asyncio.run(scenario())
@@ -142,9 +159,9 @@ def test_it_sends_the_key_that_haproxy_sends(tmp_path: Path) -> None:
 def test_an_engine_that_says_it_is_dead() -> None:
     async def scenario() -> None:
         async with engine() as (server, instance):
-            await instance.look()
+            await look(instance)
             server.health = 503
-            await instance.look()
+            await look(instance)
             assert instance.proven is False
 
     asyncio.run(scenario())
@@ -153,12 +170,142 @@ def test_an_engine_that_says_it_is_dead() -> None:
 def test_a_busy_engine_keeps_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with engine() as (server, instance):
-            await instance.look()
+            await look(instance)
             assert instance.proven is True
             monkeypatch.setattr(haproxy_agent, "HEALTH_SECONDS", 0.1)
             server.slow = 0.3
-            await instance.look()
+            await look(instance)
             assert instance.proven is True
+
+    asyncio.run(scenario())
+
+
+# ---- instances that hang ------------------------------------------------------------------------------
+
+
+class Closer:
+    """Closes nothing, and counts how often it is asked to. answer: what it returns, or raises."""
+
+    def __init__(self, answer: int | Exception | None = 4) -> None:
+        self.answer, self.calls = answer, 0
+
+    def __call__(self) -> int | None:
+        self.calls += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@contextlib.asynccontextmanager
+async def hanging(closer: Closer) -> AsyncIterator[tuple[Engine, ProbedInstance]]:
+    """An instance that has generated tokens, and answers nothing any more."""
+    async with engine() as (server, instance):
+        await look(instance)
+        instance.name, instance.limit, instance.close = "m/n1.m-0:8000", 0.3, closer
+        server.slow = GENEROUS
+        yield server, instance
+        server.hangs.set()
+
+
+async def looks_until(instance: ProbedInstance, closer: Closer, calls: int) -> int:
+    """Look until the closer has been called so often; return the number of looks."""
+    for count in range(1, 1000):
+        await look(instance)
+        if closer.calls >= calls:
+            return count
+    raise AssertionError("its streams were not closed")
+
+
+NO_ANSWER = r"m/n1.m-0:8000: no answer for \d+ s"
+CLOSED = rf"{NO_ANSWER} \(load_balancer_hang_timeout\); closed 4 streams to it\n"
+
+
+def test_streams_of_one_that_answers_nothing_are_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        closer = Closer()
+        async with hanging(closer) as (_, instance):
+            assert await looks_until(instance, closer, 1) >= CHECKS
+            assert instance.proven is True  # HAProxy's own check has taken it out
+            assert re.fullmatch(CLOSED, capsys.readouterr().err)
+            closer.answer = 0
+            await looks_until(instance, closer, 3)
+            assert capsys.readouterr().err == ""  # nothing new
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (0, rf"{NO_ANSWER} \(load_balancer_hang_timeout\); closed 0 streams to it\n"),
+        (None, ""),  # HAProxy's own checks are answered
+        (NodeError("HAProxy is away."), rf"{NO_ANSWER}; its streams could not be closed: HAProxy is away.\n"),
+        (KeyError("scur"), rf"{NO_ANSWER}; its streams could not be closed: 'scur'\n"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_closed(
+    answer: int | Exception | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        closer = Closer(answer)
+        async with hanging(closer) as (_, instance):
+            await looks_until(instance, closer, 1)
+            assert re.fullmatch(said, capsys.readouterr().err)
+            assert instance.proven is True
+
+    asyncio.run(scenario())
+
+
+def test_one_that_answers_again_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        closer = Closer()
+        async with hanging(closer) as (server, instance):
+            instance.limit = 3 * GENEROUS
+            before = haproxy_agent.HEALTH_SECONDS
+            haproxy_agent.HEALTH_SECONDS = 0.1
+            await look(instance)
+            haproxy_agent.HEALTH_SECONDS = before
+            server.slow = 0.0
+            await look(instance)
+            assert re.fullmatch(r"m/n1.m-0:8000: answers again after \d+ s\n", capsys.readouterr().err)
+            await look(instance)
+            assert (capsys.readouterr().err, closer.calls) == ("", 0)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_refuses_connections_is_not_silent() -> None:
+    """As one that stops gracefully does, while it finishes its streams."""
+
+    async def scenario() -> None:
+        closer = Closer()
+        async with hanging(closer) as (server, instance):
+            server.hangs.set()
+            await server.stop()
+            end = asyncio.get_running_loop().time() + 1.0
+            while asyncio.get_running_loop().time() < end:
+                await look(instance)
+            assert (closer.calls, instance.proven) == (0, False)
+            await server.start()
+
+    asyncio.run(scenario())
+
+
+def test_one_that_hangs_while_it_owes_its_first_token() -> None:
+    """The agent waits for the token up to a quarter of an hour, and checks the instance meanwhile."""
+
+    async def scenario() -> None:
+        closer = Closer()
+        async with engine() as (server, instance):
+            server.slow_tokens = GENEROUS
+            instance.limit, instance.close = GENEROUS, closer
+            await instance.look()
+            server.slow, instance.limit = GENEROUS, 0.3
+            while not closer.calls:
+                await instance.look()
+            assert instance.proof is not None
+            assert not instance.proof.done()
+            server.hangs.set()
 
     asyncio.run(scenario())
 
@@ -174,7 +321,11 @@ def config(*ports: int) -> dict[str, Any]:
         }
         for port in ports
     ]
-    return {"agent_port": 0, "backends": [{"name": "m", "models": ["m"], "servers": servers}]}
+    return {
+        "agent_port": 0,
+        "hang_timeout": 3600,
+        "backends": [{"name": "m", "models": ["m"], "servers": servers}],
+    }
 
 
 def test_answers_by_mark_and_a_configuration_that_changes(
@@ -200,7 +351,7 @@ def test_answers_by_mark_and_a_configuration_that_changes(
     async def scenario() -> None:
         async with engine() as (one, _), engine() as (two, _):
             path.write_text(json.dumps(config(one.port)))
-            agent = Agent(str(path))
+            agent = Agent(str(path), str(tmp_path))
             assert await ask(agent, f"p{one.port}") == "\n"  # nothing is known yet
             following = asyncio.create_task(agent.follow())
             await until(agent, f"p{one.port}", "up\n")

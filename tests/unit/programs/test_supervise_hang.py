@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.engine import Look
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.hang import HangJudge
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests import ROOT
 from tests.helpers.ports import free_port
@@ -43,18 +46,43 @@ HANGS_WITH_REQUESTS = "it has requests, and has generated nothing for 600 s"
         ([(0, look(1, working=False)), (5000, look(1, working=False)), (5010, look(1)), (5590, look(1))], ""),
         ([(0, look(1, working=False)), (5000, look(1, working=False)), (5010, look(1)), (5600, look(1))],
          HANGS_WITH_REQUESTS),
-        # It was never seen to generate: nothing is known of this API server.
-        ([(at, None) for at in range(0, 3000, 100)], ""),
+        # It was never seen to generate: what it begins with may take longer.
+        ([(at, None) for at in range(0, 600, 100)], ""),
+        ([(at, None) for at in range(0, 700, 100)], "the API server has not answered for 600 s"),
+        ([(500, look(1, generated=False)), *((at, None) for at in range(600, 1100, 100))], ""),
+        ([(500, look(1, generated=False)), (1000, None), (1100, None)], "the API server has not answered for 600 s"),
+        # It has no requests.
+        ([(0, look(working=False)), (60, None), (120, None)], "the API server has not answered for 120 s"),
         ([(0, look()), (60, None), (110, None)], ""),
         ([(0, look()), (60, None), (120, None)], "the API server has not answered for 120 s"),
         ([(0, look()), (100, None), (110, look(1)), (200, None)], ""),
     ],
 )  # fmt: skip
 def test_what_counts_as_a_hang(looks: list[tuple[int, Look | None]], found: str) -> None:
-    judge = HangJudge(600)
+    judge = HangJudge(600, 0)
     said = [judge.judge(seen, at) for at, seen in looks]
     assert said[-1] == found
     assert not any(said[:-1])
+
+
+LOOKS = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=30)
+
+
+@given(LOOKS, st.integers(30, 900), st.integers(1, 30))
+def test_a_silent_one_is_found_in_time_whatever_was_before(
+    history: list[tuple[int, bool, bool]], limit: int, poll: int
+) -> None:
+    """Not earlier than its limit, and not later than one look after it."""
+    judge, now = HangJudge(limit, 0), 0
+    for progress, generated, working in history:
+        now += poll
+        if judge.judge(look(progress, generated=generated, working=working), now):
+            return  # found already: it had requests, and generated nothing
+    silent, wanted = 0, min(limit, 120) if any(generated for _, generated, _ in history) else limit
+    while not judge.judge(None, now + silent):
+        silent += poll
+        assert silent < wanted + poll
+    assert silent >= wanted
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +96,13 @@ STANDIN = "import sys; from lab.standin.cli import main; sys.exit(main())"
 class Served:
     """The stand-in engine with its supervisor, as serve.sh starts them."""
 
-    def __init__(self, program: Path, place: Path) -> None:
+    def __init__(
+        self, program: Path, place: Path, times: dict[str, float] | None = None, **more: str
+    ) -> None:
         self.port = free_port()
-        env = {"PYTHONPATH": str(ROOT), "VLLM_API_KEY": "k" * 30, "STANDIN_TOKENS_PER_SECOND": "20"}
-        self.supervised = Supervised(program, place, times={"look": 0.2, "hang": 2.0, "leave": 8.0}, env=env)
+        env = {"PYTHONPATH": str(ROOT), "VLLM_API_KEY": "k" * 30, "STANDIN_TOKENS_PER_SECOND": "20", **more}
+        usual = {"look": 0.2, "hang": 2.0, "leave": 8.0}
+        self.supervised = Supervised(program, place, times={**usual, **(times or {})}, env=env)
         self.supervised.start(
             sys.executable, "-c", STANDIN, "serve", "m", "--host", "127.0.0.1", "--port", str(self.port),
             "--shutdown-timeout", "30", "--middleware", "instinct_guard.Guard",
@@ -90,6 +121,14 @@ class Served:
         body = f'{{"model": "m", "prompt": "x", "max_tokens": {tokens}}}'
         return self.curl("/v1/completions", "-H", f"Authorization: Bearer {'k' * 30}", "-d", body)
 
+    def end(self) -> None:
+        process = self.supervised.process
+        assert process is not None
+        for pid in [*self.supervised.children(), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
     def check(self, state: str) -> str:
         return self.curl("/health", "-H", f"X-Haproxy-Server-State: {state}; name=llama/n1; node=lb")
 
@@ -98,18 +137,7 @@ class Served:
 def served(program: Path, tmp_path: Path) -> Iterator[Served]:
     found = Served(program, tmp_path / "state")
     yield found
-    process = found.supervised.process
-    assert process is not None
-    for pid in [*found.supervised.children(), process.pid]:
-        with_end(pid)
-    process.wait()
-
-
-def with_end(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    found.end()
 
 
 def test_a_stopped_engine_is_ended_and_counted(served: Served) -> None:
@@ -120,6 +148,24 @@ def test_a_stopped_engine_is_ended_and_counted(served: Served) -> None:
     assert served.supervised.end() == 1
     (failure,) = served.supervised.state["failures"]
     assert (failure["kind"], "has not answered" in failure["line"]) == ("hung", True)
+
+
+def test_one_that_stops_before_its_first_token_is_ended_without_a_request(served: Served) -> None:
+    (engine,) = served.supervised.children()
+    os.kill(engine, signal.SIGSTOP)
+    assert served.supervised.end() == 1
+    (failure,) = served.supervised.state["failures"]
+    assert (failure["kind"], "has not answered" in failure["line"]) == ("hung", True)
+
+
+def test_what_comes_before_it_serves_is_no_silence(program: Path, tmp_path: Path) -> None:
+    """Loading takes longer than the limit here."""
+    made = Served(program, tmp_path / "state", times={"hang": 1.0}, STANDIN_STARTUP_SECONDS="3")
+    try:
+        assert made.supervised.state["failures"] == []
+        assert made.complete() == "200"
+    finally:
+        made.end()
 
 
 def test_one_that_works_or_idles_is_left_alone(served: Served) -> None:

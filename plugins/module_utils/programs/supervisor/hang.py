@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find an engine that hangs: its API server is silent, or it has requests and generates nothing.
 
-Nothing is sent to the engine for it: the requests that it has are the probe, and its own figures the answer. What has
-not generated its first token since the start is starting, whatever it reports, and is left alone.
+Nothing is sent to the engine for it: the requests that it has are the probe, and its own figures the answer. Loading,
+compiling and capturing graphs come before its API server reports that it serves, which begins the watch. Its first
+tokens may still compile kernels: until they are there, requests without progress are no hang, and silence has to last
+for as long as requests without progress later.
 """
 
 from __future__ import annotations
@@ -20,19 +22,23 @@ SILENT_SECONDS = 120.0
 
 
 class HangJudge:
-    """Decides from what is seen, look by look. limit: seconds without progress while there are requests."""
+    """Decides from what is seen, look by look.
 
-    def __init__(self, limit: float) -> None:
+    limit: seconds without progress while there are requests, or without an answer before the first token. since: when
+    the watch began. Times are seconds of a clock that only goes forward.
+    """
+
+    def __init__(self, limit: float, since: float) -> None:
         self.limit, self._silence = limit, min(limit, SILENT_SECONDS)
         self._generated = False
         self._progress: tuple[bytes, ...] = ()
-        self._answered = self._moved = 0.0
+        self._answered = self._moved = since
 
     def judge(self, look: Look | None, now: float) -> str:
-        """Return how the engine hangs; "" if it does not. now: seconds of a clock that only goes forward."""
+        """Return how the engine hangs; "" if it does not."""
         if look is None:
             silent = now - self._answered
-            if self._generated and silent >= self._silence:
+            if silent >= (self._silence if self._generated else self.limit):
                 return f"the API server has not answered for {silent:.0f} s"
             return ""
         self._answered = now
@@ -51,7 +57,8 @@ class HangWatch(threading.Thread):
         self, look: Callable[[float], Look | None], limit: float, poll: float, report: Callable[[str], None]
     ) -> None:
         super().__init__(daemon=True)
-        self._look, self._judge, self._poll, self._report = look, HangJudge(limit), poll, report
+        self._look, self._poll, self._report = look, poll, report
+        self._judge = HangJudge(limit, time.monotonic())
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -60,9 +67,8 @@ class HangWatch(threading.Thread):
         while not self._over.wait(self._poll):
             look, now = self._look(ANSWER_SECONDS), time.monotonic()
             if now - last > 3 * (self._poll + ANSWER_SECONDS):
-                self._judge = HangJudge(
-                    self._judge.limit
-                )  # everything was stopped, such as by a paused container
+                # Everything was stopped, such as by a paused container.
+                self._judge = HangJudge(self._judge.limit, now)
             found, last = self._judge.judge(look, now), now
             if found and not self._over.is_set():
                 return self._report(found)

@@ -41,8 +41,8 @@ class Times:
     two messages about them; stop: for vLLM to end after another rank ended; grace: between SIGTERM and SIGKILL for
     remaining processes; settle: to find the cause of an end here, and twice that to learn it from another rank; ray:
     for the Ray cluster to form; leave: at most for load balancers to notice that it stops, which they do within two of
-    their checks, one a second; hang: without progress in spite of requests until the engine counts as hung, 0: never;
-    look: between two looks at the engine.
+    their checks, one a second; hang: without progress in spite of requests, or without any answer before the first
+    token, until the engine counts as hung, 0: never; look: between two looks at the engine.
     """
 
     gpu: float = 600.0
