@@ -11,7 +11,8 @@ from typing import Any
 
 from .cells import CellKey, Side, Unmatched, by_cell, unmatched
 from .designs import BEFORE_AFTER, CROSSED, DRIFT, INTERLEAVED, Effect, TimedValue, effect, units_needed
-from .rows import TPOT, TTFT, ComparedMetric, Row, main_metrics, succeeded, value_of
+from .holm import step_down
+from .rows import MOST_FAILED, TPOT, TTFT, ComparedMetric, Row, main_metrics, succeeded, value_of
 from .shift import LEVEL
 
 BETTER, WORSE, SAME, NOT_CLEAR = "better", "worse", "same", "not clear"
@@ -19,7 +20,6 @@ TOLERANCE = 0.02
 """Differences up to this share do not matter."""
 MANY = 100
 """More runs than this are not worth naming."""
-MOST_FAILED = 0.01
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,19 @@ class RunComparison:
 def compare(a: Side, b: Side, rules: ComparisonRules | None = None) -> RunComparison:
     """Judge side a against side b, with a probability of 5 % that any cell is called better or worse wrongly.
 
-    Holm's procedure over the cells: the intervals are at 1 - 5 %/m for m cells; the cells that this decides leave, and
-    the others are judged again, until no more are decided.
+    Holm's procedure corrects for the number of cells.
     """
     rules = rules or ComparisonRules()
     new, old = by_cell(a), by_cell(b)
     both = {key: (new[key], old[key]) for key in new if key in old}
-    decided: dict[CellKey, CellVerdict] = {}
-    while len(decided) < len(both):
-        rest = [key for key in both if key not in decided]
-        level = 1 - (1 - LEVEL) / len(rest)
-        judged = {key: _judge(key, *both[key], rules, level) for key in rest}
-        clear = {key: cell for key, cell in judged.items() if cell.verdict != NOT_CLEAR}
-        decided |= clear or judged
+    decided = step_down(
+        both,
+        lambda key, level: _judge(key, *both[key], rules, level),
+        lambda cell: cell.verdict != NOT_CLEAR,
+        LEVEL,
+    )
     missing = (*unmatched("a", new, old), *unmatched("b", old, new))
-    return RunComparison(tuple(decided[key] for key in both), missing)
+    return RunComparison(tuple(decided.values()), missing)
 
 
 def _judge(

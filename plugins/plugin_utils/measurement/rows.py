@@ -37,6 +37,9 @@ TTFT = ComparedMetric("median_ttft_ms", "median TTFT", "ms", False)
 BATCH = ComparedMetric("mean_batch_latency_ms", "batch latency", "ms", False)
 METRICS = (OUTPUT, REQUESTS, TOTAL, E2EL, TPOT, TTFT, BATCH)
 
+MOST_FAILED = 0.01
+"""Share of failed requests up to which the others say what an engine is worth: what fails is seldom drawn at random."""
+
 
 class TokenLengths(NamedTuple):
     """Tokens of a request; None where the data set decides."""
