@@ -115,8 +115,8 @@ def _judge(
     failing = [side for side, share in failures.items() if share > MOST_FAILED]
     notes = (
         *(f"{failures[side]:.0%} of the requests failed in {side}" for side in failing),
-        *_left_out("a", "b", new, old),
-        *_left_out("b", "a", old, new),
+        *_one_sided("a", "b", new, old),
+        *_one_sided("b", "a", old, new),
     )
     if not any(map(succeeded, new)) and values["b"]:
         return CellVerdict(key, metric, WORSE, None, b, runs, notes=("no request succeeded in a", *notes))
@@ -186,7 +186,7 @@ def _change(new: Sequence[Row], old: Sequence[Row], metric: ComparedMetric) -> f
     return a / b - 1 if a and b else None
 
 
-def _left_out(side: str, other: str, rows: Sequence[Row], others: Sequence[Row]) -> tuple[str, ...]:
+def _one_sided(side: str, other: str, rows: Sequence[Row], others: Sequence[Row]) -> tuple[str, ...]:
     """Return which instances with results on one side have none on the other, and so do not count."""
     own, theirs = (
         {(row["host"], row["instance"]) for row in part if succeeded(row)} for part in (rows, others)
