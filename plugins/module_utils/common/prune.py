@@ -147,10 +147,10 @@ def removals(found: FoundThings, roots: Roots) -> tuple[Leftover, ...]:
 
 def _removals(found: FoundThings, roots: Roots) -> Iterator[Leftover]:
     overrides = (FROM_STORE, *roots.overrides)
-    kept = frozenset(own for name in roots.images for own in (name, *all_names(name, overrides)))
+    wanted = frozenset(own for name in roots.images for own in (name, *all_names(name, overrides)))
     for image in found.images:
         names = frozenset(own for name in image.names for own in all_names(name, overrides))
-        if not image.used and image.id not in kept and kept.isdisjoint(names) and _ours(image, roots):
+        if not image.used and image.id not in wanted and wanted.isdisjoint(names) and _ours(image, roots):
             yield Leftover(IMAGE, image.id, image.names[0] if image.names else image.id[:19], image.bytes)
     for name, size in found.probes.items():
         yield Leftover(PROBE, name, name[:12], size)
