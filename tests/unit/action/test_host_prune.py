@@ -76,14 +76,14 @@ def test_a_lock_file_that_cannot_be_read_stops_it(tmp_path: Path, monkeypatch: p
         prune(tmp_path, LEFT, monkeypatch)
 
 
-@pytest.mark.parametrize("told", [None, "false", "true", True])
+@pytest.mark.parametrize("given", [None, "false", "true", True])
 @pytest.mark.parametrize("check", [True, False])
-def test_without_a_lock_file_nothing_is_removed_unless_told(
-    told: Any, check: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_lock_file_nothing_is_removed_by_default(
+    given: Any, check: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a bundle brought, or fetch.yml fetched, is referred to by nothing else."""
-    own = {} if told is None else {"no_lock": told}
-    if not check and told in (None, "false"):
+    own = {} if given is None else {"no_lock": given}
+    if not check and given in (None, "false"):
         with pytest.raises(
             AnsibleActionFail, match=r"fleet\.lock\.json is not there\. .* Nothing was removed\."
         ) as caught:
@@ -93,7 +93,7 @@ def test_without_a_lock_file_nothing_is_removed_unless_told(
     _result, sent, printed = prune(tmp_path, LEFT, monkeypatch, check, **own)
     assert len(sent) == 1
     refused = [line for line in printed if "With -e apply=true this run is refused" in line]
-    assert bool(refused) == (told in (None, "false"))
+    assert bool(refused) == (given in (None, "false"))
 
 
 def test_what_the_toolkit_itself_calls_images_is_known_on_the_host(
