@@ -21,13 +21,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.baseline i
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.judge import (
     AccuracyRules,
-    judge_deployment,
+    judge_run,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.nll import NllLimits
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired import (
-    AccuracyError,
-    check_tolerance,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired import check_tolerance
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.pairing import AccuracyError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.results import (
     SANITY,
     SCHEMA,
@@ -119,10 +117,13 @@ class ActionModule(ControllerAction):
         found = {
             name: baseline_of(name, measured, earlier, options["baseline"]) for name, measured in runs.items()
         }
-        verdicts = [
-            judge_deployment(name, measured, before[1] if (before := found[name]) else None, rules)
-            for name, measured in runs.items()
-        ]
+        verdicts = judge_run(
+            {
+                name: (measured, before[1] if (before := found[name]) else None)
+                for name, measured in runs.items()
+            },
+            rules,
+        )
         run = free_run(results_dir, run)
         against = {name: before[0] if before else "" for name, before in found.items()}
         text = report_text(run, options["live"], verdicts, against, failures)

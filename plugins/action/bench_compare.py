@@ -88,7 +88,8 @@ class ActionModule(ControllerAction):
         for note in (note for run in runs for note in run.notes):
             self._display.warning(note)
         hosts = {host: facts for run in runs for host, facts in run.hosts.items()}
-        return Side("+".join(run.name for run in runs), tuple(row for run in runs for row in run.rows), hosts)
+        rows = tuple({**row, "run": run.name} for run in runs for row in run.rows)
+        return Side("+".join(run.name for run in runs), rows, hosts)
 
 
 def _before(results_dir: Path, name: str) -> str:

@@ -19,7 +19,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import
     Knowledge,
     load_gpus,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import LOCK, Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
     InventoryReader,
     to_plain_data,
@@ -98,7 +98,7 @@ class ActionModule(ControllerAction):
 def _lock(directory: Path) -> Lock:
     """Return the pins beside the inventory; none if the file is damaged, as a report needs them for versions only."""
     try:
-        return read_lock(directory / "fleet.lock.json")
+        return read_lock(directory / LOCK)
     except FleetError:
         return Lock()
 

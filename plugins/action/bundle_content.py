@@ -29,8 +29,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import LOCK
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.closure import LOCK, closure, lock_pins
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.closure import closure, lock_pins
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
 
 

@@ -14,7 +14,10 @@ from typing import Any, ClassVar
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.burnin.text import burnin_text
-from ansible_collections.instinct.fleet.plugins.plugin_utils.burnin.verdict import burnin_verdicts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.burnin.verdict import (
+    between_error,
+    burnin_verdicts,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_acceptance, load_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
     InventoryReader,
@@ -43,7 +46,7 @@ class ActionModule(ControllerAction):
     }
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return verdicts, path and text; fail if a GPU is bad or a host was not tested."""
+        """Return verdicts, path and text; fail if a GPU is bad or a test of a host has no result."""
         if self._task.check_mode:
             return {"changed": False, "skipped": True, "msg": "Nothing is tested in check mode."}
         now = datetime.now(UTC)
@@ -55,7 +58,11 @@ class ActionModule(ControllerAction):
             for host in map(str, facts["ansible_play_hosts_all"])
         }
         tested = {host: item["burnin"] for host, item in outcomes.items() if item and item.get("burnin")}
-        failed = {host: _why(item) for host, item in outcomes.items() if host not in tested}
+        failed = {
+            host: why
+            for host, item in outcomes.items()
+            if (why := between_error(tested[host]) if host in tested else _why(item))
+        }
         models = {pci_id: model.name for model in load_gpus().models for pci_id in model.pci_ids}
         verdicts = burnin_verdicts(tested, load_acceptance(), models)
         data = {
@@ -74,7 +81,7 @@ class ActionModule(ControllerAction):
         if not bad and not failed:
             return result
         parts = [f"{plural(len(bad), 'GPU')} bad"] if bad else []
-        parts += [f"{plural(len(failed), 'host')} not tested"] if failed else []
+        parts += [f"{plural(len(failed), 'host')} not tested as a whole"] if failed else []
         return {**result, "failed": True, "msg": f"{', '.join(parts)}: see above, and {path}."}
 
 

@@ -16,12 +16,19 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import STORE
 from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_files import inventory_lines
 from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.placed_files import (
+    PlacedFile,
     different,
     parse_files,
     place,
+    refuse_full_disk,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.file_hash import file_hash
 from ansible_collections.instinct.fleet.plugins.plugin_utils.leased_action import LeasedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.node_answers import (
+    AnswerError,
+    asked_for,
+    fetch,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 BATCH = 1 << 28
@@ -39,22 +46,22 @@ class ActionModule(LeasedAction):
             if args.get("state") == "received":
                 return self._received(args)
             return self._sent(args, facts)
-        except (FleetError, OSError) as error:
+        except (AnswerError, FleetError, OSError) as error:
             return {"failed": True, "changed": False, "msg": printable(str(error))}
 
     def _sent(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         sources = {str(item["path"]): Path(item["source"]) for item in args.get("files") or ()}
-        files = [
-            {"path": path, "size": source.stat().st_size, "sha256": file_hash(source)}
-            for path, source in sorted(sources.items())
-        ]
-        by_hash = {item["sha256"]: sources[str(item["path"])] for item in files}
+        hashes = {path: file_hash(source) for path, source in sorted(sources.items())}
+        by_hash = {sha256: sources[path] for path, sha256 in hashes.items()}
+        sizes = {sha256: source.stat().st_size for sha256, source in by_hash.items()}
+        files = [{"path": path, "size": sizes[sha256], "sha256": sha256} for path, sha256 in hashes.items()]
         given = {**args, "files": files}
         first = super().call({**given, "received": {}}, facts)
         if not first.get("missing") or self._task.check_mode:
             return first
         last = first
-        for batch in _batches(first["missing"]):
+        wanted = [asked_for(sha256, by_hash) for sha256 in first["missing"]]
+        for batch in _batches({sha256: sizes[sha256] for sha256 in wanted}):
             received = {sha256: self._put(by_hash[sha256], sha256) for sha256 in batch}
             self._fixup_perms2((self._connection._shell.tmpdir, *received.values()), execute=False)
             last = super().call({**given, "received": received}, facts)
@@ -73,8 +80,9 @@ class ActionModule(LeasedAction):
         files, directory = parse_files(args.get("files") or ()), Path(str(args["directory"]))
         missing = different(files, directory)
         if not self._task.check_mode:
+            refuse_full_disk(missing, directory)
             for item in missing:
-                place(item, directory, lambda sha256, to: self._fetch(args, sha256, to))
+                place(item, directory, lambda item, target: self._fetch(args, item, target))
         lines = inventory_lines([item.path for item in files], str(directory))
         text = "\n".join(["\nIn the inventory, write:", *(f"  {line}" for line in lines)])
         self._display.display(printable(text))
@@ -86,11 +94,11 @@ class ActionModule(LeasedAction):
             "diff": {"before": {"missing": names}, "after": {"missing": []}},
         }
 
-    def _fetch(self, args: Mapping[str, Any], sha256: str, target: str) -> None:
+    def _fetch(self, args: Mapping[str, Any], item: PlacedFile, target: Path) -> None:
         """Copy a blob of the store, which every user may read, as a stream."""
-        source = os.path.join(str(args.get("store") or STORE), "blobs", "sha256", sha256)
+        source = os.path.join(str(args.get("store") or STORE), "blobs", "sha256", item.sha256)
         try:
-            self._connection.fetch_file(source, target)
+            fetch(self._connection, source, target, item.size)
         except AnsibleError as error:
             what = f"{source} cannot be copied to the control node: {error}"
             fix = "The remote user has to be able to read it; see the modes of the directories above it."

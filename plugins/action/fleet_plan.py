@@ -27,7 +27,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet, build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import LOCK, Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets import (
@@ -159,7 +159,7 @@ class ActionModule(ControllerAction):
         self, options: Mapping[str, Any], fleet: Fleet, reader: InventoryReader, base: Path
     ) -> tuple[Lock, Lock]:
         """Return all pins, which the lock file has afterwards, and those that this run resolved."""
-        path = Path(options["lock_file"] or base / "fleet.lock.json")
+        path = Path(options["lock_file"] or base / LOCK)
         kept = read_lock(path)
         if options["offline"]:
             return kept, Lock()

@@ -7,7 +7,6 @@ Documentation: plugins/modules/model_quantize.py (`ansible-doc -t module instinc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -22,10 +21,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.plan impor
     output_name,
     plan_quantization,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.signing_key import (
+    OPTIONS,
+    read_signing_key,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
-
-LOCAL = ("signing_key_file", "signing_key_password")
-"""Options that stay on the control node."""
 
 
 class ActionModule(ProgramAction):
@@ -35,7 +35,7 @@ class ActionModule(ProgramAction):
 
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         """Return the result of all steps, or of the first that failed."""
-        secret = {name: args.pop(name, "") for name in LOCAL}
+        secret = {name: args.pop(name, "") for name in OPTIONS}
         try:
             return self._quantize(args, facts, secret)
         except (FleetError, signature.BadSignature, OSError) as error:
@@ -46,7 +46,7 @@ class ActionModule(ProgramAction):
     ) -> dict[str, Any]:
         data, requirements = load_quantization()
         request = _request(args)
-        key = _read_key(secret)
+        key = read_signing_key(**secret)
         output_name(request, data, "model")  # what is wrong here is wrong for any source
         seen = super().call({**args, "step": "facts"}, facts)
         if "facts" not in seen:  # it failed, or the host was not reached
@@ -122,23 +122,3 @@ def _request(args: Mapping[str, Any]) -> QuantizeRequest:
         length=length,
         remote_code=boolean(args.get("remote_code") or False, strict=False),
     )
-
-
-def _read_key(secret: Mapping[str, Any]) -> tuple[bytes, bytes | None]:
-    """Return the private key and its password, b"" without one; a key that is unusable is refused before anything."""
-    if not secret["signing_key_file"]:
-        return b"", None
-    path = Path(str(secret["signing_key_file"])).expanduser()
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        what = f"{path} cannot be read: {error.strerror}."
-        raise FleetError(
-            [Problem(("quantize_signing_key_file",), what, "Name a private key on this machine.")]
-        ) from None
-    if path.stat().st_mode & 0o077:
-        what = f"{path} can be read by others."
-        raise FleetError([Problem(("quantize_signing_key_file",), what, f"chmod 600 {path}")])
-    password = str(secret["signing_key_password"] or "").encode() or None
-    signature.public_key_of(text, password)
-    return text, password

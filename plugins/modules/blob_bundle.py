@@ -25,6 +25,38 @@ options:
     description: The directory of the bundle on the node.
     type: path
     required: true
+  id:
+    description:
+      - The id that the bundle must have, as O(state=created) returned it as RV(bundle_id). Another bundle, or one whose
+        content was altered, is refused. It has to come by another way than the bundle.
+    type: str
+    default: ""
+  signing_key_file:
+    description:
+      - File of the control node with a private EC key, by which the action plugin signs a bundle that it creates. It
+        never reaches the node.
+    type: path
+    default: ""
+  signing_key_password:
+    description: The key's password.
+    type: str
+    default: ""
+  public_key_file:
+    description:
+      - File of the control node with the public key that must have signed the bundle, unless it is not signed and O(id)
+        is given. With neither, nothing says who made it.
+    type: path
+    default: ""
+  step:
+    description:
+      - What the node does; the action plugin sets it. V(read) returns id and signature, V(sign) writes O(signature).
+    type: str
+    choices: [run, read, sign]
+    default: run
+  signature:
+    description: The signature to write; the action plugin makes it.
+    type: str
+    default: ""
   manifests:
     description: What to put into the bundle, each as M(instinct.fleet.blob_fetch) returns it. Needed to create one.
     type: list
@@ -88,9 +120,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 bundle_id:
-  description: SHA-256 of what the bundle has, by which a later one names it as its base.
+  description: SHA-256 of all that the bundle has, by which a later one names it as its base.
   type: str
   returned: success
+signature:
+  description: The signature beside the bundle, empty without one.
+  type: str
+  returned: with O(step=read) and O(step=sign)
+origin:
+  description: By what it is known who made the bundle, and that nobody altered it; or that nothing says so.
+  type: str
+  returned: with O(state=verified) and O(state=loaded)
 volumes:
   description: Names of the volumes; with O(state=loaded) of those that were read.
   type: list
@@ -136,8 +176,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.bundle_read i
     verify_bundle,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.bundle_write import (
+    read_identity,
     read_index,
     write_bundle,
+    write_signature,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
 
@@ -147,6 +189,12 @@ def argument_spec():
     return {
         "state": {"type": "str", "required": True, "choices": ["created", "verified", "loaded"]},
         "path": {"type": "path", "required": True},
+        "id": {"type": "str", "default": ""},
+        "signing_key_file": {"type": "path", "default": ""},
+        "signing_key_password": {"type": "str", "default": "", "no_log": True},
+        "public_key_file": {"type": "path", "default": ""},
+        "step": {"type": "str", "choices": ["run", "read", "sign"], "default": "run"},
+        "signature": {"type": "str", "default": ""},
         "manifests": {"type": "list", "elements": "dict", "default": []},
         "about": {"type": "dict", "default": {}},
         "lock": {"type": "str", "default": ""},
@@ -161,12 +209,16 @@ def argument_spec():
 
 def work(params, check):
     """Do what the state says. Return the module's result."""
+    if params["step"] == "read":
+        return read_identity(params["path"])
+    if params["step"] == "sign":
+        return write_signature(params["path"], params["signature"])
     if params["state"] == "verified":
-        return verify_bundle(params["path"])
+        return verify_bundle(params["path"], params["id"])
     store = Store(params["store"])
     with nullcontext() if check else run_lock("blob_fetch", params["timeout"]):
         if params["state"] == "loaded":
-            return load_bundle(store, params["path"], params["pins"], check)
+            return load_bundle(store, params["path"], params["pins"], check, params["id"])
         index = plan_bundle(
             [parse_manifest(item) for item in params["manifests"]],
             params["about"],

@@ -14,7 +14,7 @@ description:
   - Slow is what is below the catalogue's value for the model, or an outlier among the GPUs of its model that were
     tested with it. Bad is what computes or copies wrong, fails, or has a fault that its sensors show.
   - Writes C(results_dir/run/burnin.json). An existing run is never overwritten.
-  - Fails if a GPU is bad, or a host was not tested.
+  - Fails if a GPU is bad, or a test of a host has no result.
   - Runs on the control node only, once for the whole play, and connects to nothing.
 options:
   run:

@@ -94,8 +94,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import CONTROL_FILES
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
-from ansible_collections.instinct.fleet.plugins.module_utils.store.control_files import NAME, take_files
+from ansible_collections.instinct.fleet.plugins.module_utils.store.control_files import take_files
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
 
 
@@ -116,7 +117,7 @@ def work(params, check):
     """Take the files. Return the module's result."""
     if params["state"] == "received":
         raise NodeError("state: received is the action plugin's, on the control node.")
-    manifest = parse_manifest({"name": NAME, "files": params["files"]})
+    manifest = parse_manifest({"name": CONTROL_FILES, "files": params["files"]})
     with nullcontext() if check else run_lock("blob_fetch", params["timeout"]):
         return take_files(Store(params["store"]), manifest, params["received"], check)
 

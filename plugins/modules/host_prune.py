@@ -14,9 +14,10 @@ description:
     sets.
   - What a kept generation, an instance's files, a container of whatever origin, a running download, or the control node
     (O(images), O(weights)) refers to stays. So does what another tool made - images that the toolkit never read, images
-    with names in several repositories, commits without the toolkit's marker, and a cache of weights that a container of
-    another tool mounts.
-  - Fails, and removes nothing, when a record of generations cannot be read.
+    that somebody gave a name of their own, commits without the toolkit's marker, and a cache of weights that a
+    container of another tool mounts. Files of the control node in the content store stay for bundles.
+  - Fails, and removes nothing, when a record of generations cannot be read, or when there is no C(fleet.lock.json)
+    beside the inventory, unless the variable C(no_lock) is true.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
@@ -25,6 +26,19 @@ options:
     description:
       - Names of images that stay, tags or digests. The module's action plugin adds those of C(fleet.lock.json) and of
         the deployments.
+    type: list
+    elements: str
+    default: []
+  registry_override:
+    description:
+      - Mirrors of registries, as the variable of this name has them. An image of a mirror, or of the content store,
+        counts as the one of its own registry. The action plugin adds the host's.
+    type: dict
+    default: {}
+  push_repositories:
+    description:
+      - Repositories to which the toolkit pushes images that hosts have built; a name there is nobody else's. The action
+        plugin adds those of C(fleet.lock.json) and of the deployments.
     type: list
     elements: str
     default: []
@@ -73,6 +87,7 @@ bytes:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_names import Override
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import Roots
@@ -85,6 +100,8 @@ def argument_spec():
     """Return the module's options."""
     return {
         "images": {"type": "list", "elements": "str", "default": []},
+        "registry_override": {"type": "dict", "default": {}},
+        "push_repositories": {"type": "list", "elements": "str", "default": []},
         "weights": {"type": "list", "elements": "str", "default": []},
         "cache_dirs": {"type": "list", "elements": "path", "default": [paths.HF_CACHE]},
         "docker_socket": {"type": "path", "default": SOCKET},
@@ -97,6 +114,8 @@ def work(params, check):
     pairs = [text.partition("@") for text in params["weights"]]
     kept = Roots(
         images=frozenset(params["images"]),
+        overrides=tuple(Override(*pair) for pair in params["registry_override"].items()),
+        pushed=frozenset(params["push_repositories"]),
         weights=frozenset((repo, commit) for repo, _unused, commit in pairs),
     )
     node = PrunePaths(tuple(path.rstrip("/") for path in params["cache_dirs"]))

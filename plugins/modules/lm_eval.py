@@ -68,7 +68,8 @@ RETURN = r"""
 instances:
   description:
     - An entry for each instance, with C(name), C(deployment), C(model), C(commit), C(image), C(vllm), and C(tasks).
-    - C(tasks) has C(samples), C(failed) (items without an answer), C(error) and C(about) for each task.
+    - C(tasks) has C(samples), C(failed) (items without an answer, with the hash of their document), C(error) and
+      C(about) for each task.
   type: list
   elements: dict
   returned: when not in check mode

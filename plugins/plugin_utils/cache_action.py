@@ -9,9 +9,10 @@ from typing import Any
 from ansible.errors import AnsibleError
 
 from . import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
-from .cache_records import CacheRecords
+from .cache_records import CacheRecords, parse_record
 from .file_hash import file_hash
 from .leased_action import LeasedAction
+from .node_answers import AnswerError, asked_for, fetch
 
 MODULE = "instinct.fleet.instance_cache"
 LIMIT = "vllm_serve_bundle_limit"
@@ -42,11 +43,12 @@ class CacheAction(LeasedAction):
             return found
         files = {}
         try:
-            for sha256 in found["missing"]:
+            offered = {str(record["sha256"]) for record in bundles.values()}
+            for sha256 in [asked_for(item, offered) for item in found["missing"]]:
                 remote = self._connection._shell.join_path(self._temporary(), sha256)
                 self._transfer_file(str(records.bundle(sha256)), remote)
                 files[sha256] = remote
-        except (AnsibleError, OSError) as error:
+        except (AnsibleError, AnswerError, OSError) as error:
             return {**found, "warnings": [*found.get("warnings", ()), _cold(instances, error)]}
         return self._cache_call({**args, "files": files, "lease": self._lease(facts)}, facts)
 
@@ -61,7 +63,7 @@ class CacheAction(LeasedAction):
             try:
                 with records.claimed(key) as mine:
                     own = self._packed(key, instance, most, facts, records) if mine else {}
-            except (AnsibleError, OSError) as error:
+            except (AnsibleError, AnswerError, OSError) as error:
                 own = {
                     "warnings": [f"{instance['name']}: its caches were not kept: {error}. Others start cold."]
                 }
@@ -83,15 +85,15 @@ class CacheAction(LeasedAction):
             "lease": self._lease(facts),
         }
         own = self._cache_call(args, facts)
-        record = (own.get("bundles") or {}).get(key)
-        if not record:
+        answer = (own.get("bundles") or {}).get(key)
+        if not answer:
             return own
+        record = parse_record(answer, limit)
         received = None
         if record["files"]:
             received = records.incoming(record["sha256"])
-            self._connection.fetch_file(
-                self._connection._shell.join_path(export, record["sha256"]), str(received)
-            )
+            source = self._connection._shell.join_path(export, record["sha256"])
+            fetch(self._connection, source, received, record["bytes"])
             if file_hash(received) != record["sha256"]:
                 received.unlink()
                 raise AnsibleError("what arrived here has another SHA-256 than what was packed")

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .node_answers import AnswerError, sha256_in, size_in
+
 KEPT = 32
 """Keys of which the bundle is kept; the oldest go first. A key without a bundle is a cold start."""
 
@@ -22,6 +24,12 @@ def default_directory() -> Path:
     """Return where bundles are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "instinct-fleet" / "bundles"
+
+
+def parse_record(answer: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Return what a host said of a bundle that it packed. limit: bytes of it at most. Raise AnswerError."""
+    counts = {key: size_in(answer, key) for key in ("content", "files")}
+    return {"sha256": sha256_in(answer), "bytes": size_in(answer, "bytes", limit), **counts}
 
 
 class CacheRecords:
@@ -34,8 +42,8 @@ class CacheRecords:
         """Return what is recorded of a key; None if there is nothing, or its bundle is gone."""
         try:
             found = dict(json.loads((self.directory / f"{key}.json").read_text(encoding="utf-8")))
-            whole = not found["files"] or self.bundle(found["sha256"]).stat().st_size == found["bytes"]
-        except (OSError, ValueError, KeyError, TypeError):
+            whole = not found["files"] or self.bundle(sha256_in(found)).stat().st_size == found["bytes"]
+        except (AnswerError, OSError, ValueError, KeyError, TypeError):
             return None
         return found if whole else None
 

@@ -85,8 +85,12 @@ def _run(pid: int) -> Run:
     if place[1] and not ticks:
         # Killed, it leaves the task that was about to begin. The lease of such a task would never be known to be over.
         raise AnsibleError(
-            "The ansible-playbook of this task has ended, so it changes nothing. Run it again."
+            f"/proc/{pid}/stat of this task's ansible-playbook cannot be read, so no other run could tell when this "
+            "one ends. Nothing was changed. Run it as a user who can read the file."
+            if ticks is None
+            else "The ansible-playbook of this task has ended, so it changes nothing. Run it again."
         )
+    ticks = ticks or ""
     parts = (*place, str(pid), ticks)
     return Run("/".join(parts), f"{user}@{socket.gethostname()}", " ".join(names) or "ansible", _begun(ticks))
 
@@ -101,10 +105,15 @@ def this_run() -> Run:
 
 
 def is_over(run: str) -> bool:
-    """Return whether a run is known to have ended: it was of this machine, and its process is gone."""
+    """Return whether a run is known to have ended: it was of this machine, and its process is gone.
+
+    Another user's process that /proc hides (hidepid) may still run.
+    """
     *place, pid, ticks = ("//" + run).split("/")[-4:]
     here = _place()
-    return bool(here[1]) and tuple(place) == here and pid.isdigit() and _ticks(int(pid)) != ticks
+    if not here[1] or tuple(place) != here or not (pid.isascii() and pid.isdigit()):
+        return False
+    return _ticks(int(pid)) not in (ticks, None)
 
 
 def going_on(lease: Lease | None) -> bool:
@@ -170,14 +179,26 @@ def _place() -> tuple[str, str]:
         return socket.gethostname(), ""
 
 
-def _ticks(pid: int) -> str:
-    """Return when a process started, in ticks since the boot; "" without such a process, or if it has ended."""
+def _ticks(pid: int) -> str | None:
+    """Return when a process started, in ticks since the boot; "" if it has ended, None if that cannot be read."""
     try:
         # The program's name is in parentheses and may contain any character.
-        state, *fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ""
+        return None if _exists(pid) else ""
+    state, *fields = stat.rpartition(")")[2].split()
     return "" if state in ("Z", "X") else fields[18]
+
+
+def _exists(pid: int) -> bool:
+    """Return whether there may be such a process. No option of /proc's mount hides one from kill()."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def _begun(ticks: str) -> str:

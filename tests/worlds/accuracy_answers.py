@@ -26,6 +26,7 @@ def entry(
     wrong: int = 0,
     failed: int = 0,
     shift: float | None = 0.0,
+    failed_passages: int = 0,
     **more: Any,
 ) -> dict[str, Any]:
     """What an instance returned. wrong, failed: how many of its first items; shift: of NLL, None for no passages."""
@@ -37,6 +38,8 @@ def entry(
     passages = [
         {"id": item["id"], "nll": 50 * (2 + (shift or 0)), "tokens": 50, "error": ""} for item in PASSAGES
     ]
+    for row in passages[:failed_passages]:
+        row.update(nll=None, tokens=None, error="HTTP 500: x")
     found = {
         "name": "llama-0",
         "deployment": "llama",

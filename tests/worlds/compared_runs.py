@@ -86,15 +86,15 @@ def before_after(
 def interleaved(
     rng: random.Random, change: float, cv: float, drift: float, nodes: int = 2, blocks: int = 5
 ) -> tuple[Side, Side]:
-    """a and b in turns on each node; each block drifts as a whole."""
+    """a and b in turns on each node, each of them first in every other block; each block drifts as a whole."""
     rows: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
     for node in range(nodes):
         speed = 1000 * math.exp(rng.gauss(0, 0.03))
         for block in range(blocks):
             session = math.exp(rng.gauss(0, drift))
-            for number, name in enumerate("ab"):
+            for number, name in enumerate("ba" if block % 2 else "ab"):
                 value = speed * session * (1 + change * (name == "a")) * math.exp(rng.gauss(0, cv))
-                rows[name].append(row(f"n{node}", block * 60 + number * 30, value))
+                rows[name].append(row(f"n{node}", block * 60 + number * 30, value, run=f"{name}-{block}"))
     return side("a", rows["a"]), side("b", rows["b"])
 
 

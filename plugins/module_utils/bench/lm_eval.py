@@ -2,8 +2,9 @@
 """Run lm-eval against an instance, from its own node and without a network, until every item that can be has an answer.
 
 lm-eval 0.4.13 writes nothing at all when a request fails after its retries. What was answered stays in its cache, so a
-further call asks only the rest; items that never get an answer are found by halving, and left out. The cache does not
-know the release behind the address: it lives in the directory of one measurement of one instance.
+further call asks only the rest; items that never get an answer are found by halving, and named by the hash of their
+document, so that they count beside a release that answered them. The cache does not know the release behind the
+address: it lives in the directory of one measurement of one instance.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import sqlite3
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..common.files import make_private
 from ..common.module_main import NodeError
 from ..common.paths import DATA_DIR
 from ..serving.health import ServerAddress, generate
+from .lm_eval_rows import failed_items, samples_of
 
 DIRECTORY = DATA_DIR + "/lm-eval"
 PROGRAM = DIRECTORY + "/venv/bin/lm_eval"
@@ -34,6 +36,7 @@ CALLS = 40
 _IN_VAIN = 4  # calls without any answer
 _LINES = 5  # of its output, for people
 _PROBE_SECONDS = 60.0
+_HASH_SECONDS = 600.0  # of a call that asks nobody
 _POLL_SECONDS = 1.0
 
 
@@ -83,14 +86,14 @@ class LmEval:
         make_private(self.work)
         try:
             rows, failed, error = self._answers(list(items))
-            wanted = self.task.filter or (rows[0].get("filter") if rows else "")
+            samples, unscored = samples_of(rows, self.task.metric, self.task.filter)
+            about = self._about()
+            hashed = self._hashed(failed) if failed and not error else []
             return {
-                "samples": [
-                    found for row in rows if row.get("filter") == wanted for found in self._sample(row)
-                ],
-                "failed": failed,
+                "samples": samples,
+                "failed": [*failed_items(failed, hashed), *unscored],
                 "error": error,
-                "about": self._about(),
+                "about": about,
             }
         finally:
             shutil.rmtree(self.work, ignore_errors=True)
@@ -118,15 +121,19 @@ class LmEval:
         """Return the rows of all items; None when another call would bring no further answer."""
         while self.calls < CALLS and time.monotonic() < self.deadline:
             before = self._cached()
-            code = self._call(items)
+            code = self._call(items, self._model(), self.deadline)
             if code == 0:
                 return self._rows()
             if self._cached() == before:
                 break
         return None
 
-    def command(self, items: Sequence[int]) -> list[str]:
-        """Return the command line; the API key is in the environment."""
+    def _hashed(self, items: list[int]) -> list[dict[str, Any]]:
+        """Return the rows of items that get no answer: lm-eval's model "dummy" makes them without asking anybody."""
+        code = self._call(items, ["--model", "dummy"], time.monotonic() + _HASH_SECONDS)
+        return self._rows() if code == 0 else []
+
+    def _model(self) -> list[str]:
         address = f"http://{self.endpoint.host}:{self.endpoint.port}/v1/completions"
         # Without a tokenizer nothing is downloaded, and prompts are sent as text.
         model = {
@@ -134,12 +141,18 @@ class LmEval:
             "tokenizer_backend": None, "tokenized_requests": False,
         }  # fmt: skip
         return [
-            PROGRAM, "run", "--model", "local-completions",
+            "--model", "local-completions",
             "--model_args", ",".join(f"{key}={value}" for key, value in model.items()),
-            "--tasks", self.task.name, "--include_path", self.task.directory,
-            "--samples", json.dumps({self.task.name: list(items)}),
-            "--use_cache", os.path.join(self.work, "cache"), "--output_path", os.path.join(self.work, "out"),
-            "--log_samples", "--batch_size", "1",
+            "--use_cache", os.path.join(self.work, "cache"),
+        ]  # fmt: skip
+
+    def command(self, items: Sequence[int], model: Sequence[str]) -> list[str]:
+        """Return the command line; the API key is in the environment."""
+        return [
+            PROGRAM, "run", *model, "--tasks", self.task.name, "--include_path", self.task.directory,
+            # lm-eval takes them in the order of the task, and numbers its rows by the order given.
+            "--samples", json.dumps({self.task.name: sorted(items)}),
+            "--output_path", os.path.join(self.work, "out"), "--log_samples", "--batch_size", "1",
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
@@ -155,17 +168,17 @@ class LmEval:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def _call(self, items: Sequence[int]) -> int:
+    def _call(self, items: Sequence[int], model: Sequence[str], deadline: float) -> int:
         """Run lm-eval once; return its exit code, -1 when its time was over."""
         self.calls += 1
         shutil.rmtree(os.path.join(self.work, "out"), ignore_errors=True)
         path = os.path.join(self.work, "log")
         with open(path, "wb") as log:
             process = subprocess.Popen(
-                self.command(items), cwd=self.task.directory, env=self.environment(),
+                self.command(items, model), cwd=self.task.directory, env=self.environment(),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        code = _ended(process, self.deadline)
+        code = _ended(process, deadline)
         with open(path, encoding="utf-8", errors="replace") as log:
             lines = [line.strip() for line in log.read().replace("\r", "\n").splitlines() if line.strip()]
         self.log = " | ".join(lines[-_LINES:])
@@ -188,17 +201,6 @@ class LmEval:
         for path in glob.glob(os.path.join(self.work, "out", "*", "results_*.json")):
             shutil.copy(path, os.path.join(self.work, "results.json"))
         return rows
-
-    def _sample(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return a row as [{doc, prompt, correct, answer}]; [] for one whose metric is not of right and wrong."""
-        metric = self.task.metric or next(iter(row.get("metrics") or ()), "")
-        value = row.get(metric)
-        if not isinstance(value, (int, float)) or value not in (0, 1):
-            return []
-        answer = str((row.get("filtered_resps") or [""])[0])
-        return [
-            {"doc": row["doc_hash"], "prompt": row["prompt_hash"], "correct": bool(value), "answer": answer}
-        ]
 
     def _about(self) -> dict[str, Any]:
         """Return what a score is compared by; {} if there is none."""

@@ -11,6 +11,9 @@ DEFAULT_REGISTRY = "docker.io"
 STORE_REGISTRY = "127.0.0.1:29869"
 """Where a node serves its own content store to its engine during a pull, in a network without registries."""
 
+BUILD_LABEL = "instinct-fleet.build"
+"""The label of an image that a host has built; its value is the hash of what it was built from."""
+
 
 @dataclass(frozen=True)
 class ImageRef:

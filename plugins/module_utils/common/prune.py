@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from .image_names import FROM_STORE, Override, all_names, of_one_repository
+from .transfer_names import CONTROL_FILES
+
 IMAGE, WEIGHTS = "image", "weights"
 CACHE, BENCH, DATASET = "cache", "bench", "dataset"  # also the names of their directories
 STORED, PROBE = "stored", "probe"
@@ -15,8 +18,8 @@ STORED, PROBE = "stored", "probe"
 class FoundImage:
     """An image of the node's Docker.
 
-    names: its tags and digests. built, probed: the toolkit built it, or has read its software, as it does with each
-    image that it pulls. used: a container has it, whoever made that, running or not.
+    names: its tags and digests, as Docker has them. built, probed: the toolkit built it, or has read its software, as
+    it does with each image that it pulls. used: a container has it, whoever made that, running or not.
     """
 
     id: str
@@ -25,11 +28,6 @@ class FoundImage:
     built: bool = False
     probed: bool = False
     used: bool = False
-
-    @property
-    def repositories(self) -> frozenset[str]:
-        """Return the repositories of its names."""
-        return frozenset(_repository(name) for name in self.names)
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class FoundBlobs:
 
     def needed(self, roots: Roots) -> bool:
         """Return whether something refers to the image or model, so that other nodes may want it from here."""
-        if self.receiving:
+        if self.receiving or self.name == CONTROL_FILES:  # a bundle is made of these, or brought them
             return True
         kind, _unused, rest = self.name.partition(" ")
         if kind == "image":
@@ -110,13 +108,16 @@ class FoundThings:
 class Roots:
     """What must stay.
 
-    images: names. weights: (repository, commit). commits: of any repository, as files of instances name them.
+    images: names. overrides, pushed: what else the toolkit calls images (image_names.py); the content store's names
+    always count. weights: (repository, commit). commits: of any repository, as files of instances name them.
     fetching: repositories that a download works on. shared_caches: caches of weights that others' containers mount.
     instances: names of instances that exist or that a kept generation has. cache_keys: of what their caches hold.
     measuring: a benchmark runs.
     """
 
     images: frozenset[str] = frozenset()
+    overrides: tuple[Override, ...] = ()
+    pushed: frozenset[str] = frozenset()
     weights: frozenset[tuple[str, str]] = frozenset()
     commits: frozenset[str] = frozenset()
     fetching: frozenset[str] = frozenset()
@@ -145,8 +146,11 @@ def removals(found: FoundThings, roots: Roots) -> tuple[Leftover, ...]:
 
 
 def _removals(found: FoundThings, roots: Roots) -> Iterator[Leftover]:
+    overrides = (FROM_STORE, *roots.overrides)
+    wanted = frozenset(own for name in roots.images for own in (name, *all_names(name, overrides)))
     for image in found.images:
-        if _unused(image, roots):
+        names = frozenset(own for name in image.names for own in all_names(name, overrides))
+        if not image.used and image.id not in wanted and wanted.isdisjoint(names) and _ours(image, roots):
             yield Leftover(IMAGE, image.id, image.names[0] if image.names else image.id[:19], image.bytes)
     for name, size in found.probes.items():
         yield Leftover(PROBE, name, name[:12], size)
@@ -166,14 +170,8 @@ def _removals(found: FoundThings, roots: Roots) -> Iterator[Leftover]:
                 yield Leftover(kind, name, name, size)
 
 
-def _unused(image: FoundImage, roots: Roots) -> bool:
-    if image.used or image.id in roots.images or not roots.images.isdisjoint(image.names):
-        return False
-    # An image of several repositories has a name that somebody else gave it.
-    return (image.built or image.probed) and len(image.repositories) <= 1
-
-
-def _repository(name: str) -> str:
-    name = name.partition("@")[0]
-    head, colon, tag = name.rpartition(":")
-    return head if colon and "/" not in tag else name
+def _ours(image: FoundImage, roots: Roots) -> bool:
+    """Return whether the toolkit brought an image, and nobody gave it a name of their own."""
+    return (image.built or image.probed) and of_one_repository(
+        image.names, (FROM_STORE, *roots.overrides), roots.pushed
+    )

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 from .hashing import canonical, text_hash
 
+CONTROL_FILES = "files of the control node"
+"""The name of what a bundle brings of them; a store has one such manifest."""
+
 
 def image_name(digest: str) -> str:
     """Return the name of an image; digest: sha256:… of what is pulled."""

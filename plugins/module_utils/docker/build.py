@@ -16,12 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..common.hashing import canonical, text_hash
-from ..common.image_ref import parse_ref
+from ..common.image_ref import BUILD_LABEL, parse_ref
 from ..common.module_main import NodeError
 from .dockerfile import candidates, pinned, read_dockerfile, unknown_arguments
-
-LABEL = "instinct-fleet.build"
-"""Image label that holds the hash of the build's inputs."""
 
 COMMIT_LABEL = "instinct-fleet.build.commit"
 BASES_LABEL = "instinct-fleet.build.bases"
@@ -76,7 +73,7 @@ class BuildPlan:
     ) -> list[str]:
         """Return the docker build command. file: the Dockerfile; that of the source, if not given."""
         words = ["docker", "build", "-f", file or f"{source}/{self.dockerfile}", "-t", self.tag]
-        words += ["--label", f"{LABEL}={self.hash}", "--label", f"{COMMIT_LABEL}={commit}"]
+        words += ["--label", f"{BUILD_LABEL}={self.hash}", "--label", f"{COMMIT_LABEL}={commit}"]
         if made:
             words += [
                 "--label",

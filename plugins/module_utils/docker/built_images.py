@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from ..common.image_ref import parse_ref
+from ..common.image_ref import BUILD_LABEL, parse_ref
 from ..common.module_main import NodeError
 from . import image_api
-from .build import LABEL, BuildInputs, BuildPlan, build_image
+from .build import BuildInputs, BuildPlan, build_image
 from .client import DockerClient, Json
 from .images import describe_software, image_diff, vllm_of
 from .inspect_image import cached_software, describe_request, inspect_image
@@ -36,7 +36,7 @@ def converge_build(
     run_build: Callable[[BuildPlan, str, int], BuildInputs] = build_image,
 ) -> dict[str, Any]:
     """Build an image unless one with the same inputs exists, tag it, and probe its software."""
-    built = image_api.images_labelled(client, f"{LABEL}={plan.hash}")
+    built = image_api.images_labelled(client, f"{BUILD_LABEL}={plan.hash}")
     named = image_api.image(client, plan.tag)
     tagged = named is not None and named["Id"] in {image["Id"] for image in built}
     image = named if tagged else next(iter(built), None)

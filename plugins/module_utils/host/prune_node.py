@@ -17,6 +17,7 @@ from urllib.parse import quote
 from ..common import paths
 from ..common.disk_space import sized
 from ..common.files import read_text, sync_directory
+from ..common.image_ref import BUILD_LABEL
 from ..common.module_main import NodeError
 from ..common.prune import (
     IMAGE,
@@ -32,7 +33,6 @@ from ..common.prune import (
 )
 from ..common.run_lock import run_lock
 from ..docker import image_api
-from ..docker.build import LABEL as BUILT
 from ..docker.client import Conflict, DockerClient, Json, NotFound, Query
 from ..observe.generations import read_generations
 from ..observe.source import Source, listing
@@ -120,7 +120,7 @@ def _image(node: PrunePaths, item: Json, used: set[str]) -> FoundImage:
         id=str(item["Id"]),
         names=tuple(str(name) for name in names if not str(name).startswith("<none>")),
         bytes=int(item.get("Size") or 0),
-        built=BUILT in (item.get("Labels") or {}),
+        built=BUILD_LABEL in (item.get("Labels") or {}),
         probed=os.path.exists(_software(node, str(item["Id"]))),
         used=str(item["Id"]) in used,
     )
@@ -202,6 +202,8 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
     )
     return Roots(
         images=kept.images | {str(item["image"]) for item in generations},
+        overrides=kept.overrides,
+        pushed=kept.pushed,
         weights=kept.weights
         | {(str(repo), str(commit)) for item in generations for repo, commit in item.get("weights") or ()},
         commits=frozenset(_COMMIT.findall("\n".join(texts))),

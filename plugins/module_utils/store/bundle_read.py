@@ -7,23 +7,30 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Optional
 
 from ..common.abandoned import leave_if_abandoned
 from ..common.disk_space import free_bytes, sized
-from ..common.files import read_text
-from ..common.hashing import text_hash
 from ..common.module_main import NodeError
 from .blobs import Store, WrongContent
-from .bundle_index import BLOCK, BundleIndex, Piece, Volume, different_pins
-from .bundle_write import DISK_MARGIN, LOCK, disk_errors, read_index
+from .bundle_checks import (
+    NAMED,
+    absent_volume,
+    listed,
+    lock_problems,
+    refuse_other_bundle,
+    refuse_other_lock,
+    refuse_without_base,
+)
+from .bundle_index import BLOCK, BundleIndex, Piece, Volume
+from .bundle_pieces import PieceChain
+from .bundle_write import DISK_MARGIN, disk_errors, read_index
 from .control_files import files_of
 from .repository import repositories_of
 
 _CHUNK = 4 * 2**20
-_NAMED = 5  # wrong things that a message names
 
 Take = Callable[[Piece], Optional[BinaryIO]]
 """Opens the file that a piece's content is written to; None if nobody wants it."""
@@ -37,13 +44,25 @@ class _Found:
     wrong: list[str] = field(default_factory=list)
 
 
-def verify_bundle(directory: str) -> dict[str, Any]:
-    """Hash everything; change nothing. Raise NodeError with what is missing or wrong, by volume."""
+def verify_bundle(directory: str, wanted: str = "") -> dict[str, Any]:
+    """Hash everything; change nothing. Raise NodeError with what is missing or wrong, by volume.
+
+    wanted: the bundle's id; "" if it is not known, when nothing says who made it.
+    """
     index = read_index(directory)
-    wrong = _lock_problems(index, directory)
+    refuse_other_bundle(index, wanted, directory)
+    wrong, chain, odd = lock_problems(index, directory), PieceChain(index.blobs), set[str]()
     for volume in index.volumes:
-        absent = _absent(volume, directory)
-        wrong += absent or _corrupt(volume, _read(volume, directory, lambda _piece: None))
+        problems = absent_volume(volume, directory)
+        if not problems:
+            problems = _corrupt(volume, _read(volume, directory, lambda _piece: None, chain))
+        odd |= {volume.name} if problems else set()
+        wrong += problems
+    wrong += [
+        f"sha256:{sha256} in {' and '.join(names)} has other content, as it was written: make the bundle again"
+        for sha256, names in chain.wrong.items()
+        if odd.isdisjoint(names)
+    ]
     result: dict[str, Any] = {
         "changed": False,
         "actions": [],
@@ -54,7 +73,7 @@ def verify_bundle(directory: str) -> dict[str, Any]:
     }
     if wrong:
         raise NodeError(
-            f"The bundle in {directory} is not whole: {_listed(wrong)}. Copy these files again from where it was made "
+            f"The bundle in {directory} is not whole: {listed(wrong)}. Copy these files again from where it was made "
             "(bundle_verify.yml there says whether they are whole), and run again.",
             **result,
         )
@@ -62,22 +81,23 @@ def verify_bundle(directory: str) -> dict[str, Any]:
 
 
 def load_bundle(
-    store: Store, directory: str, pins: Mapping[str, Mapping[str, str]], check: bool
+    store: Store, directory: str, pins: Mapping[str, Mapping[str, str]], check: bool, wanted: str = ""
 ) -> dict[str, Any]:
     """Bring a bundle's blobs into the store, each when its hash was compared, and return the module's result.
 
-    pins: of the lock beside the inventory. What is loaded stays where something is missing or wrong, and the next
-    run goes on. Raise NodeError.
+    pins: of the lock beside the inventory. wanted: the bundle's id, as in verify_bundle(). What is loaded stays where
+    something is missing or wrong, and the next run goes on. Raise NodeError.
     """
     index = read_index(directory)
-    _refuse_other_lock(index, pins, directory)
+    refuse_other_bundle(index, wanted, directory)
+    refuse_other_lock(index, pins, directory)
     missing = {sha256: size for sha256, size in index.blobs.items() if not store.has(sha256, size)}
-    _refuse_without_base(index, missing, store)
+    refuse_without_base(index, missing, store)
     needed = [volume for volume in index.volumes if any(piece.sha256 in missing for piece in volume.pieces)]
-    absent = [text for volume in needed for text in _absent(volume, directory)]
+    absent = [text for volume in needed for text in absent_volume(volume, directory)]
     if absent:
         raise NodeError(
-            f"The bundle in {directory} is not whole: {_listed(absent)}. Copy these files there from where it "
+            f"The bundle in {directory} is not whole: {listed(absent)}. Copy these files there from where it "
             "was made, and run again; nothing is loaded twice."
         )
     known = {item.id for item in store.manifests()}
@@ -110,7 +130,7 @@ def load_bundle(
     wrong = [text for volume in needed for text in loader.load(volume, directory)]
     if wrong:
         raise NodeError(
-            f"Wrong content in the bundle in {directory}: {_listed(wrong)}. It was refused; what is right is "
+            f"Wrong content in the bundle in {directory}: {listed(wrong)}. It was refused; what is right is "
             "loaded. Copy these files again from where the bundle was made, and run again, which goes on.",
             **{**result, "wrong": wrong},
         )
@@ -173,14 +193,16 @@ class _Loader:
         return []
 
 
-def _read(volume: Volume, directory: str, take: Take) -> _Found:
-    """Read a volume once, and pass its content on."""
+def _read(volume: Volume, directory: str, take: Take, chain: PieceChain | None = None) -> _Found:
+    """Read a volume once, and pass its content on. chain: of the volumes that are read one after the other."""
     found, whole = _Found(), hashlib.sha256()
     path = os.path.join(directory, volume.name)
     with disk_errors(path), open(path, "rb") as file:
         for piece in volume.pieces:
             whole.update(file.read(BLOCK))
-            content, left = hashlib.sha256(), piece.size
+            digest, left = hashlib.sha256() if piece.whole else None, piece.size
+            if chain and not piece.whole:
+                digest = chain.follow(piece, volume.name)
             target = take(piece)
             with target or contextlib.nullcontext():
                 while left:
@@ -188,13 +210,16 @@ def _read(volume: Volume, directory: str, take: Take) -> _Found:
                     if not part:
                         break
                     whole.update(part)
-                    content.update(part)
+                    if digest is not None:
+                        digest.update(part)
                     if target is not None:
                         target.write(part)
                     left -= len(part)
                     leave_if_abandoned()
-            if piece.whole and content.hexdigest() != piece.sha256:
+            if digest is not None and piece.whole and digest.hexdigest() != piece.sha256:
                 found.wrong.append(piece.sha256)
+            if chain and not piece.whole:
+                chain.end(piece)
             whole.update(file.read(piece.padding))
         whole.update(file.read())
     found.sha256 = whole.hexdigest()
@@ -206,48 +231,8 @@ def _corrupt(volume: Volume, found: _Found) -> list[str]:
     if found.sha256 == volume.sha256:
         return []
     wrong = found.wrong or [piece.sha256 for piece in volume.pieces if not piece.whole]
-    blobs = f" in {', '.join(f'sha256:{sha256}' for sha256 in wrong[:_NAMED])}" if wrong else ""
+    blobs = f" in {', '.join(f'sha256:{sha256}' for sha256 in wrong[:NAMED])}" if wrong else ""
     return [f"{volume.name} has other content{blobs} (SHA-256 {found.sha256}, expected {volume.sha256})"]
-
-
-def _absent(volume: Volume, directory: str) -> list[str]:
-    path = os.path.join(directory, volume.name)
-    if not os.path.exists(path):
-        return [f"{volume.name} is missing ({sized(volume.size)})"]
-    size = os.path.getsize(path)
-    return [] if size == volume.size else [f"{volume.name} has {size} bytes instead of {volume.size}"]
-
-
-def _lock_problems(index: BundleIndex, directory: str) -> list[str]:
-    text = read_text(os.path.join(directory, LOCK))
-    if text is None:
-        return [f"{LOCK} is missing"]
-    return [] if text_hash(text) == index.lock else [f"{LOCK} has other content"]
-
-
-def _refuse_other_lock(index: BundleIndex, pins: Mapping[str, Mapping[str, str]], directory: str) -> None:
-    different = different_pins(index.pins, pins)
-    if different:
-        raise NodeError(
-            f"The bundle in {directory} is for another lock than the {LOCK} beside the inventory: "
-            f"{_listed(different)}. Put the bundle's own there ({os.path.join(directory, LOCK)} on this host), "
-            "or load the bundle that was made with yours."
-        )
-
-
-def _refuse_without_base(index: BundleIndex, missing: Mapping[str, int], store: Store) -> None:
-    lacking = sorted(missing.keys() - index.carried)
-    if lacking:
-        names = [item.name for item in index.manifests if not item.blobs.keys().isdisjoint(lacking)]
-        raise NodeError(
-            f"This bundle has only what an earlier one lacks, and {store.root} lacks {len(lacking)} blobs of that "
-            f"(of {_listed(names)}). Load the earlier bundle {index.base[:12]} first, then this one."
-        )
-
-
-def _listed(items: Sequence[str]) -> str:
-    more = f"; and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
-    return "; ".join(items[:_NAMED]) + more
 
 
 def _sync(path: str) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 from ..common.abandoned import leave_if_abandoned
 from ..common.disk_space import free_bytes, sized
 from ..common.files import read_text, sync_directory, write_atomic
+from ..common.hashing import text_hash
 from ..common.module_main import NodeError
 from .blobs import Store, hash_file
 from .bundle_index import END, BundleIndex, Piece, Volume, parse_index
+from .bundle_pieces import agreeing, parts, refuse_wrong
 
 INDEX, LOCK = "bundle.json", "fleet.lock.json"
+SIGNATURE = "bundle.json.sig"
 PARTIAL = "bundle.partial.json"  # the index of a bundle that is being written
 DISK_MARGIN = 16 * 2**20
-_CHUNK = 4 * 2**20
 
 
 def read_index(place: str) -> BundleIndex:
@@ -54,9 +56,11 @@ def write_bundle(
             f"{store.root} lacks {len(lacking)} blobs of the bundle, sha256:{lacking[0]} first. Run again to "
             "fetch them."
         )
-    volumes = tuple(_whole(volume, directory) for volume in begun.volumes)
+    volumes = agreeing(store, [_whole(volume, directory) for volume in begun.volumes], directory)
     left = [volume for volume in volumes if not volume.sha256]
-    whole = os.path.exists(os.path.join(directory, INDEX)) and not left
+    absent = [
+        name for name in (LOCK, INDEX) if not _written(name, index, directory) or (left and name == INDEX)
+    ]
     need, free = sum(volume.size for volume in left) + DISK_MARGIN, free_bytes(directory)
     if left and free < need:
         raise NodeError(
@@ -64,16 +68,16 @@ def write_bundle(
             "another bundle_dir, or make room; volumes that are written stay."
         )
     actions = [f"write {os.path.join(directory, volume.name)} ({sized(volume.size)})" for volume in left]
-    actions += [] if whole else [f"write {os.path.join(directory, INDEX)}"]
+    actions += [f"write {os.path.join(directory, name)}" for name in absent]
     result = {
         "changed": bool(actions),
         "actions": actions,
         "bundle_id": index.id,
         "volumes": [volume.name for volume in volumes],
         "bytes": sum(volume.size for volume in volumes),
-        "diff": {"before": {"complete": whole}, "after": {"complete": True}},
+        "diff": {"before": {"complete": not absent}, "after": {"complete": True}},
     }
-    if check or whole:
+    if check or not absent:
         return result
     with disk_errors(directory):
         os.makedirs(directory, mode=0o755, exist_ok=True)
@@ -90,6 +94,28 @@ def write_bundle(
     _record(replace(begun, volumes=tuple(done)), directory, INDEX)
     os.unlink(os.path.join(directory, PARTIAL))
     return result
+
+
+def read_identity(directory: str) -> dict[str, Any]:
+    """Return the id of a bundle and its signature, "" without one."""
+    signature = read_text(os.path.join(directory, SIGNATURE))
+    return {
+        "changed": False,
+        "actions": [],
+        "bundle_id": read_index(directory).id,
+        "signature": signature or "",
+    }
+
+
+def write_signature(directory: str, signature: str) -> dict[str, Any]:
+    """Put a signature beside a bundle, and return the module's result."""
+    path = os.path.join(directory, SIGNATURE)
+    changed = read_text(path) != signature
+    if changed:
+        with disk_errors(path):
+            write_atomic(path, signature, 0o644)
+            sync_directory(directory)
+    return {**read_identity(directory), "changed": changed, "actions": [f"write {path}"] if changed else []}
 
 
 @contextlib.contextmanager
@@ -127,6 +153,12 @@ def _begun(index: BundleIndex, directory: str) -> BundleIndex:
                 )
             return there
     return index
+
+
+def _written(name: str, index: BundleIndex, directory: str) -> bool:
+    """Return whether the index or the lock file is there, the lock file with the bundle's content."""
+    text = read_text(os.path.join(directory, name))
+    return text is not None and (name != LOCK or text_hash(text) == index.lock)
 
 
 def _whole(volume: Volume, directory: str) -> Volume:
@@ -179,29 +211,12 @@ class _Writer:
         with open(self._store.path(piece.sha256), "rb") as file:
             if self._at != (piece.sha256, piece.offset):  # an earlier run wrote what is before it
                 self._digest = hashlib.sha256()
-                for part in _parts(file, piece.offset):
+                for part in parts(file, piece.offset):
                     self._digest.update(part)
             file.seek(piece.offset)
-            for part in _parts(file, piece.size):
+            for part in parts(file, piece.size):
                 self._digest.update(part)
                 yield part
         self._at = (piece.sha256, piece.offset + piece.size)
         if self._at[1] == size and self._digest.hexdigest() != piece.sha256:
-            names = self._store.remove(piece.sha256)
-            raise NodeError(
-                f"{self._store.path(piece.sha256)} of {', '.join(names) or 'the content store'} has other "
-                "content than its name says. It is removed; run again to fetch it. Check this node's disk and "
-                "memory (dmesg).",
-                changed=True,
-            )
-
-
-def _parts(file: Any, size: int) -> Iterator[bytes]:
-    while size:
-        part = file.read(min(size, _CHUNK))
-        if not part:
-            raise NodeError(
-                f"{file.name} is shorter than it was when the bundle was begun. Run again.", changed=True
-            )
-        size -= len(part)
-        yield part
+            refuse_wrong(self._store, piece.sha256)

@@ -10,12 +10,10 @@ from typing import Any
 
 from ..common.disk_space import free_bytes, sized
 from ..common.module_main import NodeError
+from ..common.transfer_names import CONTROL_FILES
 from .blobs import Store
 from .bundle_write import DISK_MARGIN
 from .manifest import Manifest
-
-NAME = "files of the control node"
-"""The name of their manifest; a store has one of them."""
 
 
 def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], check: bool) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], ch
     known = any(item == manifest for item in store.manifests())
     if not missing and not known and not check:
         store.record(manifest)
-        for other in [item for item in store.manifests() if item.name == NAME and item != manifest]:
+        for other in [item for item in store.manifests() if item.name == CONTROL_FILES and item != manifest]:
             store.drop(other)
     count, size = len(missing), sized(sum(missing.values()))
     actions = (
@@ -69,4 +67,4 @@ def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], ch
 
 def files_of(manifests: Iterable[Manifest]) -> list[dict[str, Any]]:
     """Return the files of the control node among a bundle's manifests, as control_files takes them."""
-    return [data for item in manifests if item.name == NAME for data in item.to_json()["files"]]
+    return [data for item in manifests if item.name == CONTROL_FILES for data in item.to_json()["files"]]

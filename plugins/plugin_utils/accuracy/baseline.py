@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ...module_utils.common.errors import suggest
-from .paired import AccuracyError
+from .pairing import AccuracyError
 from .results import SCHEMA, DeploymentRun
 
 PREVIOUS, NONE = "previous", "none"

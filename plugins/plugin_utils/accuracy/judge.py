@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge a deployment's run: against its previous one, between its replicas, and beside published scores. Pure."""
+"""Judge the deployments of a run: their tasks, and the log likelihoods of their replicas. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .expectations import ExpectationNote, ScoreKey, compare
+from ..measurement.rows import MOST_FAILED
 from .nll import (
     BROKEN,
     OUTLIER,
@@ -23,8 +22,8 @@ from .nll import (
     mean_nll,
     typical,
 )
-from .paired import FAIL, AccuracyError, PairedVerdict, judge_pair, pair, wilson
-from .results import IDENTITY, DeploymentRun, TaskRun
+from .results import IDENTITY, DeploymentRun
+from .task_verdicts import TaskVerdict, compare_tasks, judge_tasks
 
 
 @dataclass(frozen=True)
@@ -34,41 +33,6 @@ class AccuracyRules:
     tolerance: float
     limits: NllLimits
     expectations: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class TaskVerdict:
-    """A task's score (None if nothing was answered) with its interval, and the verdict against the previous run.
-
-    why: the reason if there is no verdict. groups: (right, answered) by category.
-    """
-
-    task: str
-    run: TaskRun
-    against: PairedVerdict | None
-    why: str
-    groups: Mapping[str, tuple[int, int]]
-    published: tuple[ExpectationNote, ...] = ()
-
-    @property
-    def score(self) -> float | None:
-        """Return the share of right answers among the answered items."""
-        return self.run.right / self.run.answered if self.run.answered else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the task as accuracy.json has it."""
-        answered = self.run.answered
-        return {
-            "score": self.score,
-            "interval": list(wilson(self.run.right, answered)) if answered else None,
-            "n": answered,
-            "right": self.run.right,
-            "failed": list(self.run.failed),
-            "categories": {name: list(counts) for name, counts in self.groups.items()},
-            "against": self.against.to_json() if self.against else None,
-            "why": self.why,
-            "published": [note.to_json() for note in self.published],
-        }
 
 
 @dataclass(frozen=True)
@@ -99,35 +63,63 @@ class DeploymentVerdict:
         }
 
 
+def judge_run(
+    runs: Mapping[str, tuple[DeploymentRun, DeploymentRun | None]], rules: AccuracyRules
+) -> tuple[DeploymentVerdict, ...]:
+    """Judge the deployments of a run, each with its previous one, None if there is none.
+
+    The comparisons of all of them make one verdict, so they are corrected for their number. Another model is compared
+    for information only: it is meant to answer differently, and is left out of that number.
+    """
+    tasks: dict[str, list[TaskVerdict]] = {name: [] for name in runs}
+    for informs in (False, True):
+        family = [
+            (name, task)
+            for name, (run, before) in runs.items()
+            if _another_model(run, before) is informs
+            for task in compare_tasks(run, before)
+        ]
+        verdicts = judge_tasks(
+            [(task, runs[name][0].identity) for name, task in family], rules.tolerance, rules.expectations
+        )
+        for (name, _task), verdict in zip(family, verdicts, strict=True):
+            tasks[name].append(verdict)
+    return tuple(_deployment(name, *both, tuple(tasks[name]), rules) for name, both in runs.items())
+
+
 def judge_deployment(
     name: str, run: DeploymentRun, before: DeploymentRun | None, rules: AccuracyRules
 ) -> DeploymentVerdict:
-    """Judge a deployment's run; `before` is its previous one, None if there is none.
+    """Judge a deployment that is the only one of its run, as judge_run does."""
+    (found,) = judge_run({name: (run, before)}, rules)
+    return found
 
-    Another model is compared for information only: it is meant to answer differently.
-    """
-    same_model = before is None or before.identity.get("model") == run.identity.get("model")
-    tasks = tuple(_task(task, found, before, rules, run.identity) for task, found in run.tasks.items())
+
+def _deployment(
+    name: str,
+    run: DeploymentRun,
+    before: DeploymentRun | None,
+    tasks: tuple[TaskVerdict, ...],
+    rules: AccuracyRules,
+) -> DeploymentVerdict:
+    informs = _another_model(run, before)
     replicas = judge_replicas(
         run.passages, rules.limits, before.passages if before and same_weights(before, run) else None
     )
-    change = None
-    if before is not None and same_model:
+    change: NllChange | None = None
+    problems, notes = list(run.errors), list(run.notes)
+    if before is not None and not informs:
         old, new = typical(list(before.passages.values())), _of_deployment(run, replicas)
         change = judge_change(old, new, rules.limits)
-    problems, notes = list(run.errors), list(run.notes)
+        notes += _split_otherwise(old, new)
     for verdict in tasks:
-        if verdict.against and verdict.against.kind == FAIL:
-            (problems if same_model else notes).append(f"{verdict.task}: {verdict.against.text}")
-        if verdict.run.failed:
-            notes.append(_failed_requests(verdict))
+        (notes if informs else problems).extend(filter(None, [verdict.problem]))
+        problems += filter(None, [verdict.unanswered])
+        notes += filter(None, [verdict.note])
     problems += [
         f"{replica.name}: {replica.why}" for replica in replicas if replica.state in (OUTLIER, SUSPECT)
     ]
-    silent = {error.partition(":")[0] for error in run.errors}
-    missing = [r.name for r in replicas if r.state == UNMEASURED and r.name not in silent]
-    if missing and len(missing) < len(replicas):
-        problems.append(f"{', '.join(missing)}: gave no log likelihoods, and the other replicas did")
+    problems += unscored(run, None if informs else before)
     if change and change.state == BROKEN and before:
         (problems if same_weights(before, run) else notes).append(change.text)
     return DeploymentVerdict(
@@ -135,49 +127,41 @@ def judge_deployment(
     )
 
 
-def _task(
-    name: str,
-    found: TaskRun,
-    before: DeploymentRun | None,
-    rules: AccuracyRules,
-    identity: Mapping[str, str],
-) -> TaskVerdict:
-    against, why = None, ""
-    old = before.tasks.get(name) if before else None
-    if old is None:
-        why = "no earlier run to compare with"
-    else:
-        try:
-            against = judge_pair(pair(old.outcomes, found.outcomes), rules.tolerance)
-        except AccuracyError as error:
-            why = str(error)
-    published: Iterable[ExpectationNote] = ()
-    if found.answered:
-        about = {key: found.about.get(key) for key in ("task_hash", "shots", "template")}
-        key = ScoreKey(identity.get("model", ""), name, identity.get("commit") or None, **about)
-        published = compare(rules.expectations, key, found.right, found.answered)
-    return TaskVerdict(name, found, against, why, _groups(found), tuple(published))
+def _another_model(run: DeploymentRun, before: DeploymentRun | None) -> bool:
+    return before is not None and before.identity.get("model") != run.identity.get("model")
+
+
+def unscored(run: DeploymentRun, before: DeploymentRun | None) -> list[str]:
+    """Return which replicas failed on passages that others scored, or the release before.
+
+    Such passages are left out of all comparisons, which would show the replicas as alike.
+    """
+    silent = {error.partition(":")[0] for error in run.errors}
+    earlier = {item for passages in (before.passages.values() if before else ()) for item in passages}
+    found = []
+    for name, failed in run.failed_passages.items():
+        others = {item for other, passages in run.passages.items() if other != name for item in passages}
+        lost = [item for item in failed if item in others or item in earlier]
+        asked = len(failed) + len(run.passages[name])
+        if name not in silent and len(lost) > MOST_FAILED * asked:
+            who = "the other replicas" if others else "the release before"
+            found.append(f"{name}: gave no log likelihoods of {len(lost)} of {asked} passages, and {who} did")
+    return found
+
+
+def _split_otherwise(before: Passages, now: Passages) -> list[str]:
+    """Return that passages have another number of tokens than before, and were not compared."""
+    shared = [item for item in now if item in before]
+    other = [item for item in shared if now[item].tokens != before[item].tokens]
+    what = (
+        "have another number of tokens than in the run before, and were not compared: the tokenizer changed"
+    )
+    return [f"{len(other)} of {len(shared)} passages {what}"] if other else []
 
 
 def _of_deployment(run: DeploymentRun, replicas: Iterable[ReplicaNll]) -> Passages:
     """Return the typical scores without the wrong replicas, which say nothing of the release."""
     return typical([run.passages[one.name] for one in replicas if one.state not in (OUTLIER, UNMEASURED)])
-
-
-def _groups(found: TaskRun) -> dict[str, tuple[int, int]]:
-    """Return (right, answered) by category, in the order in which categories appear."""
-    right, answered = Counter[str](), Counter[str]()
-    for doc, group in found.groups.items():
-        correct = found.outcomes[doc].correct
-        answered[group] += correct is not None
-        right[group] += bool(correct)
-    return {group: (right[group], count) for group, count in answered.items()}
-
-
-def _failed_requests(verdict: TaskVerdict) -> str:
-    failed = verdict.run.failed
-    shown = ", ".join(failed[:5]) + (" …" if len(failed) > 5 else "")
-    return f"{verdict.task}: {len(failed)} requests failed and are not scored: {shown}"
 
 
 def same_weights(before: DeploymentRun, run: DeploymentRun) -> bool:

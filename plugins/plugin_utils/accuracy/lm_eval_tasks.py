@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from .paired import AccuracyError
+from .pairing import AccuracyError
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 """The data files that lm-eval reads without a network, by their ending."""

@@ -9,13 +9,16 @@ loss of two points with a quarter of the items that two percentages need. Source
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from ..measurement.holm import adjusted
+from .pairing import AccuracyError, PairedCounts
+
 PASS, FAIL, NOT_CLEAR = "pass", "fail", "not clear"
 LEVEL = 0.05
-"""Probability to call an equal release worse. Both ends of the interval are one-sided at this level."""
+"""Probability that a run calls any of its equal releases worse. Each end of an interval is one-sided at this level."""
 POWER = 0.9
 """Probability of a clear verdict with as many items as a verdict that is not clear asks for."""
 TOLERANCE = 2.0
@@ -27,42 +30,13 @@ _LEAST_FLIPS = 0.01  # share of answers that flip between two runs of one releas
 _STEPS = 60  # of a bisection: to the last bit of a float
 
 
-class AccuracyError(Exception):
-    """The runs cannot be compared, or the request makes no sense. The message says what to do."""
-
-
-@dataclass(frozen=True)
-class ItemOutcome:
-    """One item of a run. prompt: the hash of what was sent; correct: None if the request failed."""
-
-    prompt: str
-    correct: bool | None
-
-
-Outcomes = Mapping[str, ItemOutcome]
-"""The items of a run, by the hash of their document."""
-
-
-@dataclass(frozen=True)
-class PairedCounts:
-    """The items that both runs answered: lost ones only the old run has right, gained ones only the new one.
-
-    failed_old and failed_new: items whose request failed, left out on both sides; unmatched: items of one run only.
-    """
-
-    n: int
-    lost: int
-    gained: int
-    failed_old: tuple[str, ...] = ()
-    failed_new: tuple[str, ...] = ()
-    unmatched: int = 0
-
-
 @dataclass(frozen=True)
 class PairedVerdict:
     """The verdict. loss, low, high, tolerance: points (1 is a hundredth), above 0 where the new release is worse.
 
-    p: of McNemar's exact test, one-sided for "worse". needed: items for a clear verdict; None where it is clear.
+    p: of McNemar's exact test, one-sided for "worse"; adjusted: by Holm's procedure for the other comparisons of the
+    run. bound: `high` if all doubtful items were lost. needed: items for a clear verdict; None where it is clear, or
+    where more items are not what is missing.
     """
 
     kind: str
@@ -71,6 +45,8 @@ class PairedVerdict:
     low: float
     high: float
     p: float
+    adjusted: float
+    bound: float
     tolerance: float
     needed: int | None = None
 
@@ -80,15 +56,23 @@ class PairedVerdict:
         change = (
             f"{abs(self.loss):.2f} points {'worse' if self.loss > 0 else 'better'}" if self.loss else "equal"
         )
+        corrected = (
+            f", {self.adjusted:.3f} beside the run's other comparisons" if self.adjusted > self.p else ""
+        )
         return (
             f"{change} (interval of the loss {self.low:.2f} to {self.high:.2f}, tolerance {self.tolerance:g}, "
-            f"p = {self.p:.3f}, n = {self.counts.n})"
+            f"p = {self.p:.3f}{corrected}, n = {self.counts.n})"
         )
 
     @property
     def text(self) -> str:
         """Return the verdict in one line."""
         text = f"{self.kind}: {self.change}"
+        if self.kind == NOT_CLEAR and self.high < self.tolerance:
+            return (
+                f"{text}; with {self.counts.doubtful} more items, whose answer one of the runs lacks, the loss may be "
+                f"{self.bound:.2f} points. Measure both releases with the same items, and without failed requests"
+            )
         return f"{text}, n needed = {self.needed}" if self.needed else text
 
     def to_json(self) -> dict[str, object]:
@@ -98,7 +82,9 @@ class PairedVerdict:
             "verdict": self.kind,
             "loss_points": self.loss,
             "interval": [self.low, self.high],
+            "bound": self.bound,
             "p": self.p,
+            "p_adjusted": self.adjusted,
             "tolerance": self.tolerance,
             "n": counts.n,
             "lost": counts.lost,
@@ -107,63 +93,48 @@ class PairedVerdict:
             "failed_old": list(counts.failed_old),
             "failed_new": list(counts.failed_new),
             "unmatched": counts.unmatched,
+            "doubtful": counts.doubtful,
         }
 
 
-def pair(old: Outcomes, new: Outcomes) -> PairedCounts:
-    """Pair two runs by their items. Raise AccuracyError if they were prompted differently, or share no item."""
-    both = sorted(set(old) & set(new))
-    if not both:
-        raise AccuracyError(
-            "The two runs have no item in common, so they cannot be compared: the task changed."
-        )
-    other = [item for item in both if old[item].prompt != new[item].prompt]
-    if other:
-        raise AccuracyError(
-            f"{len(other)} of {len(both)} items were sent with another prompt, as with another chat template, another "
-            "endpoint or another number of examples. Such answers cannot be compared: measure the old release again."
-        )
-    failed_old = tuple(item for item in both if old[item].correct is None)
-    failed_new = tuple(item for item in both if new[item].correct is None)
-    answered = [item for item in both if item not in {*failed_old, *failed_new}]
-    return PairedCounts(
-        len(answered),
-        sum(bool(old[item].correct) and not new[item].correct for item in answered),
-        sum(bool(new[item].correct) and not old[item].correct for item in answered),
-        failed_old,
-        failed_new,
-        len(set(old) ^ set(new)),
-    )
+def judge_pairs(family: Sequence[PairedCounts], tolerance: float = TOLERANCE) -> tuple[PairedVerdict, ...]:
+    """Judge the comparisons of a run together, so that equal releases fail one run in twenty, however many there are.
 
-
-def judge_pair(counts: PairedCounts, tolerance: float = TOLERANCE) -> PairedVerdict:
-    """Judge a new release. Raise AccuracyError without an answered item, or with a tolerance of no use.
-
-    It passes if the whole interval of its loss is below the tolerance. It fails if it is worse by McNemar's test and
-    the loss may reach the tolerance: with an interval wholly above it, a loss of just the tolerance would be found in
-    one of twenty cases.
+    A release passes if the whole interval of its loss is below the tolerance, also if all doubtful items were lost. It
+    fails if it is worse by McNemar's test and the loss may reach the tolerance: with an interval wholly above it, a
+    loss of just the tolerance would be found in one of twenty cases. Raise AccuracyError without an answered item, or
+    with a tolerance of no use.
     """
     if not 0 < tolerance < 100:
         raise AccuracyError(
             f"A tolerance of {tolerance:g} points is of no use: name one above 0 and below 100."
         )
-    if not counts.n:
+    if not all(counts.n for counts in family):
         raise AccuracyError("No item was answered in both runs, so nothing can be compared.")
+    p_values = [mcnemar_worse(counts.lost, counts.gained) for counts in family]
+    return tuple(
+        _judge(counts, p, own, tolerance, len(family))
+        for counts, p, own in zip(family, p_values, adjusted(p_values), strict=True)
+    )
+
+
+def judge_pair(counts: PairedCounts, tolerance: float = TOLERANCE) -> PairedVerdict:
+    """Judge a comparison that is the only one of its run, as judge_pairs does."""
+    (found,) = judge_pairs([counts], tolerance)
+    return found
+
+
+def _judge(counts: PairedCounts, p: float, corrected: float, tolerance: float, family: int) -> PairedVerdict:
     n, lost, gained = counts.n, counts.lost, counts.gained
     loss = 100 * (lost - gained) / n
     low, high = (100 * end for end in loss_interval(lost, gained, n))
-    p = mcnemar_worse(lost, gained)
-    if high < tolerance:
-        kind = PASS
-    elif p <= LEVEL:
-        kind = FAIL
-    else:
-        kind = NOT_CLEAR
+    bound = 100 * loss_interval(lost + counts.doubtful, gained, n + counts.doubtful)[1]
+    kind = PASS if bound < tolerance else FAIL if corrected <= LEVEL and high >= tolerance else NOT_CLEAR
     needed = None
-    if kind == NOT_CLEAR:
+    if kind == NOT_CLEAR and high >= tolerance:
         flips = max((lost + gained) / n, _LEAST_FLIPS)
-        needed = max(n + 1, items_needed(max(loss, tolerance - loss) / 100, flips))
-    return PairedVerdict(kind, counts, loss, low, high, p, tolerance, needed)
+        needed = max(n + 1, items_needed(max(loss, tolerance - loss) / 100, flips, LEVEL / family))
+    return PairedVerdict(kind, counts, loss, low, high, p, corrected, bound, tolerance, needed)
 
 
 def check_tolerance(tolerance: float) -> None:
@@ -208,13 +179,14 @@ def _bisect(below: Callable[[float], bool], low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def items_needed(loss: float, flips: float) -> int:
+def items_needed(loss: float, flips: float, level: float = LEVEL) -> int:
     """Return the items with which McNemar's test finds a loss with POWER. `loss`, `flips`: shares, 0 to 1.
 
     flips: the share of items that change, which contains the loss. By Connor's formula.
     """
     changed = max(flips, loss)
-    root = _Z * math.sqrt(changed) + _Z_POWER * math.sqrt(max(0.0, changed - loss**2))
+    z = NormalDist().inv_cdf(1 - level)
+    root = z * math.sqrt(changed) + _Z_POWER * math.sqrt(max(0.0, changed - loss**2))
     return math.ceil((root / loss) ** 2)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .nll import Passages, PassageScore
-from .paired import ItemOutcome, Outcomes
+from .pairing import ItemOutcome, Outcomes
 from .scoring import SanityItem, outcome
 
 SCHEMA = 1
@@ -42,18 +42,26 @@ class TaskRun:
     @property
     def failed(self) -> tuple[str, ...]:
         """Return the names of the items whose request failed."""
-        return tuple(self.names.get(doc, doc) for doc, item in self.outcomes.items() if item.correct is None)
+        return tuple(self.name(doc) for doc, item in self.outcomes.items() if item.correct is None)
+
+    def name(self, doc: str) -> str:
+        """Return what people call an item."""
+        return self.names.get(doc, doc)
 
 
 @dataclass(frozen=True)
 class DeploymentRun:
-    """What was measured of a deployment: its tasks, and the passages of each replica (by host/instance)."""
+    """What was measured of a deployment: its tasks, and the passages of each replica (by host/instance).
+
+    failed_passages: those of each replica whose request failed; a later run does not know them.
+    """
 
     identity: Mapping[str, str]
     tasks: Mapping[str, TaskRun] = field(default_factory=dict)
     passages: Mapping[str, Passages] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    failed_passages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the part of accuracy.json from which a later run compares."""
@@ -116,6 +124,7 @@ class _Gathered:
         self.groups: dict[str, str] = {}
         self.about: dict[str, Mapping[str, Any]] = {}
         self.passages: dict[str, Passages] = {}
+        self.failed_passages: dict[str, tuple[str, ...]] = {}
         self.errors: list[str] = []
         self.notes: list[str] = []
 
@@ -129,7 +138,7 @@ class _Gathered:
         for name, task in (entry.get("tasks") or {}).items():
             own = self.outcomes.setdefault(name, {})
             own.update({row["doc"]: ItemOutcome(row["prompt"], row["correct"]) for row in task["samples"]})
-            own.update({f"item {number} of {name}": ItemOutcome("", None) for number in task["failed"]})
+            own.update(_failed(name, item) for item in task["failed"])
             self.about[name] = task["about"] or self.about.get(name, {})
             if task["error"]:
                 self.errors.append(f"{replica}: {name}: {task['error']}")
@@ -152,6 +161,7 @@ class _Gathered:
             row["id"]: PassageScore(row["nll"], row["tokens"]) for row in rows if not row["error"]
         }
         failed = [row for row in rows if row["error"]]
+        self.failed_passages[replica] = tuple(row["id"] for row in failed)
         if failed:
             what = f"{len(failed)} of {len(rows)} passages gave no log likelihoods: {failed[0]['error']}"
             self.notes.append(f"{replica}: {what}")
@@ -163,4 +173,16 @@ class _Gathered:
             tasks[name] = TaskRun(
                 outcomes, self.names if own else {}, self.groups if own else {}, self.about.get(name, {})
             )
-        return DeploymentRun(self.identity, tasks, self.passages, tuple(self.errors), tuple(self.notes))
+        return DeploymentRun(
+            self.identity,
+            tasks,
+            self.passages,
+            tuple(self.errors),
+            tuple(self.notes),
+            self.failed_passages,
+        )
+
+
+def _failed(task: str, item: Mapping[str, Any]) -> tuple[str, ItemOutcome]:
+    """Return an item of lm-eval whose request failed, by the hash of its document if that is known."""
+    return item["doc"] or f"item {item['item']} of {task}", ItemOutcome(item["prompt"], None)

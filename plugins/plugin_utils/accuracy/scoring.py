@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...module_utils.common.hashing import text_hash
-from .paired import ItemOutcome
+from .pairing import ItemOutcome
 
 ANSWER_TOKENS = 40
 """Length limit of an answer: the longest accepted one has about 25 tokens."""

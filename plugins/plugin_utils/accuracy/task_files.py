@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .lm_eval_tasks import PlannedTask, catalogue_task, data_patterns, directory_tasks
-from .paired import AccuracyError
+from .pairing import AccuracyError
 
 
 def planned_tasks(names: Iterable[str], known: Mapping[str, Any], data_dir: str) -> tuple[PlannedTask, ...]:

@@ -8,7 +8,7 @@ from itertools import groupby, zip_longest
 from typing import Any, TypeVar
 
 from ...module_utils.common.errors import natural, suggest
-from .paired import AccuracyError
+from .pairing import AccuracyError
 from .scoring import SanityItem
 
 Item = TypeVar("Item")

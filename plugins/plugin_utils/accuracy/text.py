@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..text import plural
-from .judge import DeploymentVerdict, TaskVerdict
+from .judge import DeploymentVerdict
 from .nll import OK
 from .paired import wilson
+from .task_verdicts import TaskVerdict
 
 
 def report_text(

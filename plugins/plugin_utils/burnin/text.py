@@ -14,7 +14,7 @@ from .verdict import BurninVerdict, Result
 def burnin_text(
     run: str, verdicts: Sequence[BurninVerdict], results: Mapping[str, Result], failed: Mapping[str, str]
 ) -> str:
-    """Return several lines. failed: the reason of each host that was not tested."""
+    """Return several lines. failed: the reason of each host that was not tested as a whole."""
     counts = Counter(verdict.verdict or "not judged" for verdict in verdicts)
     summary = ", ".join(
         f"{counts[word]} {word}" for word in ("ok", "slow", "bad", "not judged") if counts[word]
@@ -27,11 +27,6 @@ def burnin_text(
             place = f"{verdict.host} GPU {verdict.gpu}" + (f" ({verdict.bdf})" if verdict.bdf else "")
             lines.append(f"{verdict.verdict.upper():<8}{place}: {'; '.join(verdict.reasons)}")
             lines.append(f"        {verdict.next_step}")
-    for host, result in results.items():
-        errors = [result["peers_error"], *(rank.get("error") for rank in result["reduce"])]
-        known = [error for error in errors if error]
-        if known:
-            lines.append(f"FAILED  {host}: test between GPUs: {known[0]}")
     lines += [f"FAILED  {host}: {why}" for host, why in failed.items()]
     lines += _tools(results)
     return "\n".join(lines)

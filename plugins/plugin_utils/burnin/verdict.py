@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.errors import natural
-from ..outliers.compare import MIN_PEERS
+from ..outliers.compare import MIN_PEERS, ONE_METRIC
 from ..outliers.evidence import faults
 from ..outliers.robust import deviations
 
@@ -27,7 +27,7 @@ _LABELS = {
     "peer_gbps": ("copies to the other GPUs", "GB/s"),
     "reduce_gbps": ("all-reduce of the node", "GB/s"),
 }
-# A type that an image or a GPU lacks is no fault of the GPU.
+# A type that an image or a model of GPU lacks is no fault of a GPU, unless its neighbours have it.
 _OPTIONAL = ("fp8",)
 _STEPS = {
     "wrong": "Take {host} out of service (playbooks/stop.yml --limit {host},load_balancer): the GPU computes wrong "
@@ -95,7 +95,15 @@ def burnin_verdicts(
         for data in result["gpus"]
     ]
     slow = _slow(devices, acceptance)
-    return [_judge(device, slow[number]) for number, device in enumerate(devices)] + tried
+    can = {(device.host, device.model, metric) for device in devices for metric in device.measured}
+    return [
+        _judge(
+            device,
+            slow[number],
+            [kind for kind in _OPTIONAL if (device.host, device.model, f"gemm_{kind}") not in can],
+        )
+        for number, device in enumerate(devices)
+    ] + tried
 
 
 def measured(data: Mapping[str, Any], result: Result) -> dict[str, float]:
@@ -109,12 +117,18 @@ def measured(data: Mapping[str, Any], result: Result) -> dict[str, float]:
     peers = [rate for rate in (data.get("peer_gbps") or {}).values() if isinstance(rate, (int, float))]
     if peers:
         found["peer_gbps"] = statistics.median(peers)
-    # Of the largest size, by the slowest rank: the ring is as fast as its slowest member.
-    rates = [rank["rates"] for rank in result["reduce"] if rank.get("rates")]
-    if rates:
+    # Of the largest size, by the slowest rank: the ring is as fast as its slowest member, if all of them are there.
+    rates = [rank.get("rates") or {} for rank in result["reduce"]]
+    if rates and all(rates):
         largest = max(rates[0], key=int)
         found["reduce_gbps"] = min(rank[largest] for rank in rates)
     return found
+
+
+def between_error(result: Result) -> str:
+    """Return why the test between the GPUs of a host has no result; "" if it has one."""
+    errors = [result["peers_error"], *(rank.get("error") for rank in result["reduce"])]
+    return next((f"test between GPUs: {error}" for error in errors if error), "")
 
 
 def _model(data: Mapping[str, Any], models: Mapping[str, str]) -> str:
@@ -125,8 +139,12 @@ def _model(data: Mapping[str, Any], models: Mapping[str, str]) -> str:
 
 
 def _slow(devices: Sequence[_Device], acceptance: Acceptance) -> list[list[str]]:
-    """Return why each device is slow: below the value of a healthy one, or an outlier among those of its model."""
+    """Return why each device is slow: below the value of a healthy one, or an outlier among those of its model.
+
+    Each metric is a chance of a false alarm: an outlier in a single one has to be a large one.
+    """
     found: list[list[str]] = [[] for _unused in devices]
+    outliers: list[list[tuple[float, str]]] = [[] for _unused in devices]
     for metric, (label, unit) in _LABELS.items():
         for number, device in enumerate(devices):
             limit = acceptance["models"].get(device.model, {}).get(metric)
@@ -148,12 +166,16 @@ def _slow(devices: Sequence[_Device], acceptance: Acceptance) -> list[list[str]]
             for (number, value), deviation in zip(alike, off):
                 if deviation.slow:
                     below = f"{deviation.slower * 100:.0f}% below the median of the fleet's {model or 'GPUs'}"
-                    found[number].append(f"{label} {value:,.1f} {unit}, {below}")
+                    outliers[number].append((deviation.slower, f"{label} {value:,.1f} {unit}, {below}"))
+    for texts, own in zip(found, outliers, strict=True):
+        if len(own) > 1 or any(slower >= ONE_METRIC for slower, _text in own):
+            texts += [text for _slower, text in own]
     return found
 
 
-def _judge(device: _Device, slow: Sequence[str]) -> BurninVerdict:
-    found = _wrong(device.data)
+def _judge(device: _Device, slow: Sequence[str], lacked: Collection[str]) -> BurninVerdict:
+    """Judge a device; lacked: types that no device of its model on its host computes."""
+    found = _wrong(device.data, lacked)
     kind = found[0][0] if found else "slow" if slow else ""
     reasons = [text for _unused, text in found] + list(slow)
     verdict = "bad" if found else "slow" if slow else "ok" if device.measured else None
@@ -168,7 +190,7 @@ def _judge(device: _Device, slow: Sequence[str]) -> BurninVerdict:
     )
 
 
-def _wrong(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _wrong(data: Mapping[str, Any], lacked: Collection[str]) -> list[tuple[str, str]]:
     """Return what makes a device bad, the most serious first."""
     found: list[tuple[str, str]] = []
     for kind, product in (data.get("gemm") or {}).items():
@@ -178,7 +200,7 @@ def _wrong(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         elif product.get("rows_right") is False:
             found.append(("wrong", f"GEMM {kind}: the product differs from that of the CPU"))
     errors = {f"GEMM {kind}": product.get("error") for kind, product in (data.get("gemm") or {}).items()}
-    errors = {name: error for name, error in errors.items() if name.split()[1] not in _OPTIONAL}
+    errors = {name: error for name, error in errors.items() if name.split()[1] not in lacked}
     copies = data.get("copy_gbps")
     errors["memory copy"] = copies.get("error") if isinstance(copies, Mapping) else None
     errors["test"] = data.get("error")

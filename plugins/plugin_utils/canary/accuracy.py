@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..accuracy.judge import AccuracyRules, DeploymentVerdict, judge_deployment, same_weights
+from ..accuracy.judge import (
+    AccuracyRules,
+    DeploymentVerdict,
+    judge_deployment,
+    same_weights,
+    unscored,
+)
 from ..accuracy.nll import BROKEN as BROKEN_NLL
 from ..accuracy.nll import SUSPICIOUS, NllLimits
 from ..accuracy.paired import FAIL
@@ -81,13 +87,13 @@ class LostItem:
 class AccuracyComparison:
     """The new release's answers against the old one's.
 
-    less: why the new one is less accurate. silent: why it answers nothing. Both are empty if nothing is wrong.
+    less: why the new one is less accurate. unanswered: which answers it owes. Both are empty if nothing is wrong.
     verdict: the accuracy room's, None if one side was not measured. found: what was compared, in words. scores: (right,
     answered) of the old release and the new one.
     """
 
     less: tuple[str, ...] = ()
-    silent: str = ""
+    unanswered: str = ""
     found: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     verdict: DeploymentVerdict | None = None
@@ -116,10 +122,13 @@ def compare_accuracy(
         return AccuracyComparison(warnings=now.notes if before else ())
     old, new = before.tasks.get(SANITY), run.tasks.get(SANITY)
     if old and new and old.answered and not new.answered:
-        return AccuracyComparison(silent="; ".join(now.notes))
+        return AccuracyComparison(unanswered="; ".join(now.notes))
     verdict = judge_deployment("", run, before, AccuracyRules(tolerance, now.limits))
     less, found, warnings = [], [], list(now.notes)
-    if before.passages and not run.passages:
+    unanswered = [task.unanswered for task in verdict.tasks if task.unanswered]
+    if any(run.passages.values()):
+        unanswered += unscored(run, before)
+    elif any(before.passages.values()):  # an engine may refuse them for its options, and serve well
         warnings.append("it gives no log likelihoods of prompts, and the old release did")
     for task in verdict.tasks:
         against = task.against
@@ -131,6 +140,8 @@ def compare_accuracy(
             less.append(found[-1])
         elif against.kind == FAIL:
             warnings.append(f"worth a run of accuracy.yml, but not enough to stop the release: {found[-1]}")
+        elif against.high < tolerance <= against.bound:
+            warnings.append(f"sanity set {against.text}")
     change = verdict.change
     if change:
         found.append(change.text)
@@ -143,7 +154,7 @@ def compare_accuracy(
     warnings += [line for line in verdict.differences if line.startswith("quantization")]
     return AccuracyComparison(
         tuple(less),
-        "",
+        "; ".join(unanswered),
         tuple(found),
         tuple(warnings),
         verdict,

@@ -191,7 +191,10 @@ def judge_canary(
         found = compare_accuracy(before.accuracy, accuracy, rules.accuracy_tolerance)
         warnings += found.warnings
         answered = replace(answered, accuracy=found)
-        for kind, why in ((BROKEN, (found.silent,) if found.silent else ()), (LESS_ACCURATE, found.less)):
+        for kind, why in (
+            (BROKEN, (found.unanswered,) if found.unanswered else ()),
+            (LESS_ACCURATE, found.less),
+        ):
             if why:
                 return replace(answered, kind=kind, reasons=why, warnings=tuple(warnings))
         reasons += found.found

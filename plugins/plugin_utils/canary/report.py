@@ -115,7 +115,7 @@ def _numbers(case: CanaryReport) -> list[str]:
                 if case.before.reference and window.reference:
                     lines.append(f"    {'  reference':12}{_row(metric, window.reference)}")
     if case.verdict.speed:
-        lines.append(f"New against old (intervals of {LEVEL:.0%})")
+        lines.append(f"New against old (intervals of at least {LEVEL:.0%})")
         lines += [f"  {item.state:10}{item.text()}" for item in case.verdict.speed.comparisons]
     if case.before.reference:
         lines.append(

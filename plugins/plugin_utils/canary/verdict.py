@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.bench_metrics import ResultError, normalise
-from ..measurement.shift import MIN_RUNS, shift
+from ..measurement.holm import step_down
+from ..measurement.shift import LEVEL, MIN_RUNS, shift
 from .tolerances import CanaryTolerances
 
 OK, SLOWER, UNDECIDED = "ok", "slower", "undecided"
+WRONGLY_SLOWER = 0.05
+"""Probability at most to call any metric slower that is not slower than the tolerance."""
 Runs = Mapping[str, Sequence[float]]
 """For each metric, one value per run."""
 
@@ -177,14 +180,21 @@ def _worst(comparisons: Sequence[Comparison]) -> str:
 
 
 def compare(before: Measurements, after: Measurements, rules: CanaryTolerances) -> tuple[Comparison, ...]:
-    """Compare each metric that both windows have."""
+    """Compare each metric that both windows have. Holm's procedure corrects for their number."""
     found = []
     for metric in METRICS:
         if _both(metric, before, after):
-            found.append(_compare(metric, before, after, rules))
+            found.append(metric)
         elif metric.decides and _both(FALLBACK_METRIC, before, after):
-            found.append(_compare(FALLBACK_METRIC, before, after, rules))
-    return tuple(found)
+            found.append(FALLBACK_METRIC)
+    judged = step_down(
+        found,
+        # Only one end of the interval says that a metric is slower.
+        lambda metric, level: _compare(metric, before, after, rules, max(LEVEL, level)),
+        lambda comparison: comparison.state == SLOWER,
+        1 - 2 * WRONGLY_SLOWER,
+    )
+    return tuple(judged.values())
 
 
 def _both(metric: Metric, before: Measurements, after: Measurements) -> bool:
@@ -192,12 +202,11 @@ def _both(metric: Metric, before: Measurements, after: Measurements) -> bool:
 
 
 def _compare(
-    metric: Metric, before: Measurements, after: Measurements, rules: CanaryTolerances
+    metric: Metric, before: Measurements, after: Measurements, rules: CanaryTolerances, level: float
 ) -> Comparison:
     old, new = before.own[metric.key], after.own[metric.key]
-    effect = shift(
-        *(_logs(metric.key, window, relative_to_reference(before, after)) for window in (before, after))
-    )
+    reference = relative_to_reference(before, after)
+    effect = shift(_logs(metric.key, before, reference), _logs(metric.key, after, reference), level)
     change, low, high = (math.expm1(value) for value in (effect.estimate, effect.low, effect.high))
     medians = statistics.median(old), statistics.median(new)
     tolerance = rules.tolerance if metric.decides else rules.latency_tolerance

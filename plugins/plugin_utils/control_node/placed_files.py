@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...module_utils.common.disk_space import sized
 from ...module_utils.common.errors import FleetError, Problem
 from ..file_hash import file_hash
-
-Fetch = Callable[[str, str], None]
-"""Brings the blob of a SHA-256 from the node to a path."""
-_HEX = re.compile(r"[0-9a-f]{64}")
+from ..node_answers import AnswerError, path_in, sha256_in, size_in
 
 
 @dataclass(frozen=True)
@@ -28,15 +26,27 @@ class PlacedFile:
     sha256: str
 
 
+Fetch = Callable[[PlacedFile, Path], None]
+"""Brings a file's blob from the node to a path."""
+
+
 def parse_files(data: Iterable[Mapping[str, Any]]) -> tuple[PlacedFile, ...]:
     """Return the files that a host named. Raise FleetError for a path that leads out of the directory."""
-    found = tuple(PlacedFile(str(item["path"]), int(item["size"]), str(item["sha256"])) for item in data)
-    for item in found:
-        parts = item.path.split("/")
-        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in item.path or not _HEX.fullmatch(item.sha256):
-            what = f"the bundle has a file {item.path!r}, which is no path within bundle_files_dir."
-            raise FleetError([Problem(("bundle_files_dir",), what, "Make the bundle again.")])
-    return found
+    try:
+        return tuple(PlacedFile(path_in(item), size_in(item, "size"), sha256_in(item)) for item in data)
+    except AnswerError as error:
+        what = f"the bundle's list of files is not right: {error}."
+        raise FleetError([Problem(("bundle_files_dir",), what, "Make the bundle again.")]) from None
+
+
+def refuse_full_disk(files: Iterable[PlacedFile], directory: Path) -> None:
+    """Raise FleetError if the files do not fit on the directory's disk."""
+    need = sum(item.size for item in files)
+    place = next(step for step in (directory, *directory.parents) if step.is_dir())
+    free = shutil.disk_usage(place).free
+    if need > free:
+        what = f"{place} has {sized(free)} free, and the bundle's files need {sized(need)}."
+        raise FleetError([Problem(("bundle_files_dir",), what, "Make room, or choose another directory.")])
 
 
 def different(files: Iterable[PlacedFile], directory: Path) -> list[PlacedFile]:
@@ -70,7 +80,7 @@ def place(item: PlacedFile, directory: Path, fetch: Fetch) -> None:
     part = target.with_name(f".{target.name[:100]}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        fetch(item.sha256, str(part))
+        fetch(item, part)
         if file_hash(part) != item.sha256:
             what = f"{item.path} came with other content than the bundle's, and was refused."
             raise FleetError([Problem((), what, "Run bundle_load.yml again, which hashes the store.")])

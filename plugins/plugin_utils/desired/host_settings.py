@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.errors import Problem
+from ...module_utils.common.image_names import FROM_STORE, Override
 from ..catalog.checker import Checker
 from ..catalog.gpus import GpuCatalog
 from .deployment import REPO
 from .fetch_window import EXAMPLE, FetchWindow, parse_window
 from .public_variables import HostVariables
-from .registry_override import FROM_STORE, Override, parse_overrides
+from .registry_override import parse_overrides
 
 ADDRESS = ("instinct_address", "ansible_host")
 """Variables with a host's address for other hosts; the first one that is set applies."""

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 from ...module_utils.common.image_ref import ImageSoftware, parse_ref
 from .model_card import ModelCard
 
+LOCK = "fleet.lock.json"
+"""The file, beside the inventory."""
 SCHEMA = 1
 PLATFORM = "linux/amd64"
 _COMMIT = re.compile(r"[0-9a-f]{40}")

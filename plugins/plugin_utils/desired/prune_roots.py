@@ -25,6 +25,15 @@ def kept_images(lock: Lock, deployments: Iterable[Any]) -> list[str]:
     return sorted(found)
 
 
+def pushed_repositories(lock: Lock, deployments: Iterable[Any]) -> list[str]:
+    """Return the repositories to which the toolkit pushes images that hosts have built."""
+    found = {pin.pushed for pin in lock.builds.values()}
+    for item in deployments:
+        build = item.get("build") if isinstance(item, Mapping) else None
+        found.add(str((build.get("push_to") if isinstance(build, Mapping) else None) or ""))
+    return sorted({parse_ref(name).repository for name in found if name})
+
+
 def kept_weights(lock: Lock, deployments: Iterable[Any] = ()) -> list[str]:
     """Return the commits of models, org/name@commit, and of local repositories, with their directories for names."""
     found = {f"{key.partition('|')[2].partition('@')[0]}@{pin.commit}" for key, pin in lock.models.items()}

@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from ...module_utils.common.image_ref import DEFAULT_REGISTRY, STORE_REGISTRY, ImageRef, parse_ref
+from ...module_utils.common.image_names import Override, mirrored, own_names
+from ...module_utils.common.image_ref import DEFAULT_REGISTRY, ImageRef
 from ..catalog.checker import Checker
 from .node_state import Image, NodeState
 
 VARIABLE = "registry_override"
 _REGISTRY = r"(?=[^/]*[.:]|localhost)[A-Za-z0-9.-]+(:[0-9]{1,5})?"
 _PLACE = rf"{_REGISTRY}(/[a-z0-9]+([._/-]+[a-z0-9]+)*)?"
-
-
-@dataclass(frozen=True)
-class Override:
-    """What is below `origin`, registry or registry/path, is pulled from below `mirror`."""
-
-    origin: str
-    mirror: str
-
-
-FROM_STORE = Override("", STORE_REGISTRY)
-"""Images come from the node's own content store, whatever their registry: that becomes a part of the path, with _ for
-the colon, which a path must not have."""
 
 
 def parse_overrides(check: Checker, value: Any) -> tuple[Override, ...]:
@@ -52,19 +40,6 @@ def parse_overrides(check: Checker, value: Any) -> tuple[Override, ...]:
 def _plain(origin: str) -> str:
     host, slash, rest = origin.partition("/")
     return (DEFAULT_REGISTRY if host in ("index.docker.io", "registry-1.docker.io") else host) + slash + rest
-
-
-def mirrored(ref: ImageRef, overrides: Iterable[Override]) -> ImageRef:
-    """Return where an image is pulled from; the reference itself if no rule concerns it."""
-    full = f"{ref.registry}/{ref.path}"
-    for rule in overrides:
-        if rule is FROM_STORE:
-            return replace(ref, registry=rule.mirror, path=full.replace(":", "_", 1).lower())
-        if full.startswith(f"{rule.origin}/"):
-            registry, _slash, prefix = rule.mirror.partition("/")
-            rest = full.removeprefix(f"{rule.origin}/")
-            return replace(ref, registry=registry, path=f"{prefix}/{rest}" if prefix else rest)
-    return ref
 
 
 def pulled_name(ref: ImageRef, digest: str, overrides: Iterable[Override], state: NodeState | None) -> str:
@@ -89,17 +64,6 @@ def with_own_names(state: NodeState, overrides: tuple[Override, ...]) -> NodeSta
     return replace(state, images=images)
 
 
-def _own_names(image: Image, overrides: Iterable[Override]) -> list[str]:
-    found = []
-    for name in image.digests:
-        path, _at, digest = name.partition("@")
-        for rule in overrides:
-            if rule is FROM_STORE and path.startswith(f"{rule.mirror}/"):
-                registry, _slash, rest = path.removeprefix(f"{rule.mirror}/").partition("/")
-                registry = re.sub(r"_([0-9]+)$", r":\1", registry)
-                own = parse_ref(f"{registry}/{rest}@{digest}")
-                found.append(f"{own.repository}@{digest}")
-            elif path.startswith(f"{rule.mirror}/"):
-                own = parse_ref(f"{rule.origin}/{path.removeprefix(f'{rule.mirror}/')}@{digest}")
-                found.append(f"{own.repository}@{digest}")
+def _own_names(image: Image, overrides: tuple[Override, ...]) -> list[str]:
+    found = [own for name in image.digests for own in own_names(name, overrides)]
     return [name for name in dict.fromkeys(found) if name not in image.digests]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +29,6 @@ def omitted(rows: Sequence[Row], why: str) -> tuple[str, ...]:
     shown = ", ".join(f"{row.get('host')}/{row.get('instance')} {cell_name(row)}" for row in rows[:3])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
     return (f"{shown}{more}: {why}.",)
-
-
-def file_name(*parts: object) -> str:
-    """Return parts joined by two underscores, with characters that paths do not take replaced."""
-    return "__".join(re.sub(r"[^A-Za-z0-9._=-]", "_", str(part)).lstrip(".") or "_" for part in parts)
 
 
 def unique(name: str, taken: Iterable[str]) -> str:

@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..measurement.rows import cell_name, load_of, shape_of
-from .export import Export, file_name, json_text, known, omitted, ratio, unique
+from ..node_answers import file_name
+from .export import Export, json_text, known, omitted, ratio, unique
 from .run_results import Row, RunResults
 from .setup import engine_options, engine_setup, options_of
 

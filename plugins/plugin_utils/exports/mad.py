@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..measurement.rows import load_of, shape_of
+from ..node_answers import file_name
 from . import madengine
-from .export import Export, csv_table, file_name, omitted, ratio
+from .export import Export, csv_table, omitted, ratio
 from .run_results import Row, RunResults
 from .setup import engine_setup, integer
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..measurement.rows import cell_name, shape_of
-from .export import Export, csv_table, file_name, json_text, omitted, unique
+from ..node_answers import file_name
+from .export import Export, csv_table, json_text, omitted, unique
 from .run_results import Row, RunResults
 from .setup import engine_setup
 

@@ -10,16 +10,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from .cells import CellKey, Side, Unmatched, by_cell, unmatched
-from .designs import BEFORE_AFTER, CROSSED, DRIFT, INTERLEAVED, Effect, TimedValue, effect, units_needed
-from .rows import TPOT, TTFT, ComparedMetric, Row, main_metrics, succeeded, value_of
+from .designs import DRIFT, Effect, TimedValue, effect
+from .holm import step_down
+from .needed_runs import needs_of
+from .rows import (
+    MOST_FAILED,
+    TPOT,
+    TTFT,
+    ComparedMetric,
+    Row,
+    failed_share,
+    main_metrics,
+    succeeded,
+    value_of,
+)
 from .shift import LEVEL
 
 BETTER, WORSE, SAME, NOT_CLEAR = "better", "worse", "same", "not clear"
 TOLERANCE = 0.02
 """Differences up to this share do not matter."""
-MANY = 100
-"""More runs than this are not worth naming."""
-MOST_FAILED = 0.01
 
 
 @dataclass(frozen=True)
@@ -80,21 +89,19 @@ class RunComparison:
 def compare(a: Side, b: Side, rules: ComparisonRules | None = None) -> RunComparison:
     """Judge side a against side b, with a probability of 5 % that any cell is called better or worse wrongly.
 
-    Holm's procedure over the cells: the intervals are at 1 - 5 %/m for m cells; the cells that this decides leave, and
-    the others are judged again, until no more are decided.
+    Holm's procedure corrects for the number of cells.
     """
     rules = rules or ComparisonRules()
     new, old = by_cell(a), by_cell(b)
     both = {key: (new[key], old[key]) for key in new if key in old}
-    decided: dict[CellKey, CellVerdict] = {}
-    while len(decided) < len(both):
-        rest = [key for key in both if key not in decided]
-        level = 1 - (1 - LEVEL) / len(rest)
-        judged = {key: _judge(key, *both[key], rules, level) for key in rest}
-        clear = {key: cell for key, cell in judged.items() if cell.verdict != NOT_CLEAR}
-        decided |= clear or judged
+    decided = step_down(
+        both,
+        lambda key, level: _judge(key, *both[key], rules, level),
+        lambda cell: cell.verdict != NOT_CLEAR,
+        LEVEL,
+    )
     missing = (*unmatched("a", new, old), *unmatched("b", old, new))
-    return RunComparison(tuple(decided[key] for key in both), missing)
+    return RunComparison(tuple(decided.values()), missing)
 
 
 def _judge(
@@ -104,7 +111,13 @@ def _judge(
     values = {"a": _timed("a", new, metric), "b": _timed("b", old, metric)}
     a, b = (_median(values[side]) for side in "ab")
     runs = len(values["a"]), len(values["b"])
-    notes = (*_failures("a", new), *_failures("b", old))
+    failures = {side: failed_share(rows) for side, rows in (("a", new), ("b", old))}
+    failing = [side for side, share in failures.items() if share > MOST_FAILED]
+    notes = (
+        *(f"{failures[side]:.0%} of the requests failed in {side}" for side in failing),
+        *_one_sided("a", "b", new, old),
+        *_one_sided("b", "a", old, new),
+    )
     if not any(map(succeeded, new)) and values["b"]:
         return CellVerdict(key, metric, WORSE, None, b, runs, notes=("no request succeeded in a", *notes))
     found = effect([*values["a"], *values["b"]], rules.drift, level)
@@ -112,6 +125,10 @@ def _judge(
         needs = "needs runs of both on one instance"
         return CellVerdict(key, metric, NOT_CLEAR, a, b, runs, needs=needs, notes=notes)
     verdict = _verdict(found, metric, rules.tolerance)
+    needs = needs_of(found, rules.tolerance, level) if verdict == NOT_CLEAR else ""
+    if failing:  # an engine that fails its hardest requests is fast with the others
+        verdict = WORSE if failing == ["a"] else NOT_CLEAR
+        needs = "" if verdict == WORSE else f"needs runs of {' and '.join(failing)} whose requests succeed"
     estimate = found.estimate
     return CellVerdict(
         key, metric, verdict, a, b, runs,
@@ -121,7 +138,7 @@ def _judge(
         level=level,
         design=found.design,
         units=found.units,
-        needs=_needs(found, rules.tolerance, level) if verdict == NOT_CLEAR else "",
+        needs=needs,
         others={item.key: _change(new, old, item) for item in (TTFT, TPOT) if item != metric},
         notes=notes,
     )  # fmt: skip
@@ -139,27 +156,6 @@ def _verdict(found: Effect, metric: ComparedMetric, tolerance: float) -> str:
     return SAME if limits[0] <= low and high <= limits[1] else NOT_CLEAR
 
 
-def _needs(found: Effect, tolerance: float, level: float) -> str:
-    """Return how many pairs or runs would make the interval end before the tolerance does, if the estimate is right."""
-    distance = min(abs(found.estimate.estimate - math.log1p(end)) for end in (-tolerance, tolerance))
-    least = units_needed(found.design, level)
-    if found.drift >= distance:
-        return "drift hides it: needs a and b in turns on one instance"
-    if found.spread is None:
-        return _amount(found, least)
-    half = math.sqrt(distance**2 - found.drift**2)
-    z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
-    # Of the two-sample form, both sides vary, and all instances count.
-    of_both = 2 / found.units if found.design == BEFORE_AFTER else 1
-    needed = math.ceil(min(of_both * (z * found.spread / half) ** 2, 1e6)) if half else MANY + 1
-    return _amount(found, max(needed, least, found.count + 1))
-
-
-def _amount(found: Effect, count: int) -> str:
-    noun = {INTERLEAVED: "pairs", CROSSED: "instances", BEFORE_AFTER: "runs of each"}[found.design]
-    return f"needs more than {MANY} {noun}" if count > MANY else f"needs {count} {noun}"
-
-
 def _metric(new: Sequence[Row], old: Sequence[Row]) -> ComparedMetric:
     candidates = list(main_metrics(new[0]))
     rows = [row for row in (*new, *old) if succeeded(row)]
@@ -169,7 +165,13 @@ def _metric(new: Sequence[Row], old: Sequence[Row]) -> ComparedMetric:
 
 def _timed(side: str, rows: Sequence[Row], metric: ComparedMetric) -> list[TimedValue]:
     return [
-        TimedValue((row["host"], row["instance"]), side, str(row.get("started") or ""), math.log(value))
+        TimedValue(
+            (row["host"], row["instance"]),
+            side,
+            str(row.get("started") or ""),
+            math.log(value),
+            str(row.get("run") or ""),
+        )
         for row in rows
         if (value := value_of(row, metric)) is not None
     ]
@@ -184,12 +186,13 @@ def _change(new: Sequence[Row], old: Sequence[Row], metric: ComparedMetric) -> f
     return a / b - 1 if a and b else None
 
 
-def _failures(side: str, rows: Sequence[Row]) -> tuple[str, ...]:
-    failed = sum(row.get("failed") or 0 for row in rows)
-    total = failed + sum(row.get("completed") or 0 for row in rows)
-    if not total or failed / total <= MOST_FAILED:
-        return ()
-    return (f"{failed / total:.0%} of the requests failed in {side}",)
+def _one_sided(side: str, other: str, rows: Sequence[Row], others: Sequence[Row]) -> tuple[str, ...]:
+    """Return which instances with results on one side have none on the other, and so do not count."""
+    own, theirs = (
+        {(row["host"], row["instance"]) for row in part if succeeded(row)} for part in (rows, others)
+    )
+    names = sorted("/".join(unit) for unit in own - theirs)
+    return (f"not compared, as only {side} has results of it: {', '.join(names)}",) if names else ()
 
 
 def _finite(log: float) -> float | None:

@@ -2,7 +2,9 @@
 """See from the times of two sides' runs how they were interleaved, which decides what their difference proves. Pure.
 
 Speed drifts between sessions by more than it varies within one. If b was measured once, and a later, that drift is part
-of what is seen. It is not if a and b took turns on an instance, or if half of the instances had a first.
+of what is seen. It is not if a and b took turns on an instance, or if half of the instances had a first. In turns of a
+single order (b a b a) a trend, as of rising heat, favours the same side in every pair. So either each side was first in
+half of the pairs, or a session is compared with those of the other side before and after it.
 """
 
 from __future__ import annotations
@@ -11,22 +13,32 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from .shift import LEVEL, Estimate, paired_shift, pairs_needed, stratified_shift
 
 DRIFT = 0.02
 """Standard deviation of an instance's speed between sessions, as a share, if no other is given (a judgement)."""
-INTERLEAVED, CROSSED, BEFORE_AFTER = "interleaved", "crossed over", "before and after"
+INTERLEAVED, ONE_ORDER, CROSSED, BEFORE_AFTER = (
+    "interleaved",
+    "interleaved in one order",
+    "crossed over",
+    "before and after",
+)
 
 
 @dataclass(frozen=True)
 class TimedValue:
-    """The logarithm of one run's metric on an instance; side: a or b. started: ISO 8601, "" if unknown."""
+    """The logarithm of one run's metric on an instance; side: a or b. started: ISO 8601, "" if unknown.
+
+    session: the run of a playbook that measured it, "" if unknown.
+    """
 
     unit: tuple[str, str]
     side: str
     started: str
     log: float
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,11 +65,16 @@ def effect(values: Sequence[TimedValue], drift: float = DRIFT, level: float = LE
     both = {unit: own for unit, own in units.items() if {item.side for item in own} == {"a", "b"}}
     if not both:
         return None
-    pairs = {unit: _pairs(own) for unit, own in both.items()}
+    sessions = {unit: _sessions(own) for unit, own in both.items()}
+    pairs = {unit: _pairs(own) for unit, own in sessions.items()}
     if min(len(found) for found in pairs.values()) >= 2:
-        found = [difference for own in pairs.values() for difference, _first in own]
-        return Effect(INTERLEAVED, paired_shift(found, level), _deviation(found), 0.0, len(found), len(both))
-    single = [own[0] for own in pairs.values() if own]
+        turns = [_balanced([pair for own in pairs.values() for pair in own])]
+        turns.append([difference for own in sessions.values() for difference in _against_neighbours(own)])
+        found = max(turns, key=len)
+        if len(found) >= 2:
+            design = INTERLEAVED if found is turns[0] else ONE_ORDER
+            return Effect(design, paired_shift(found, level), _deviation(found), 0.0, len(found), len(both))
+    single = [own[0] for sides in sessions.values() if (own := _pairs(_turns(sides)))]
     a_first = [difference for difference, first in single if first == "a"]
     b_first = [difference for difference, first in single if first == "b"]
     if a_first and b_first and abs(len(a_first) - len(b_first)) <= 1:
@@ -70,7 +87,7 @@ def effect(values: Sequence[TimedValue], drift: float = DRIFT, level: float = LE
 
 def units_needed(design: str, level: float) -> int:
     """Return the least number of pairs, or of runs a side, whose interval is finite at a level."""
-    if design == INTERLEAVED:
+    if design in (INTERLEAVED, ONE_ORDER):
         return pairs_needed(level)
     least = next(n for n in range(2, 100) if 2 / math.comb(2 * n, n) <= 1 - level)
     return 2 * least if design == CROSSED else least
@@ -98,22 +115,57 @@ def _before_after(units: Sequence[Sequence[TimedValue]], drift: float, level: fl
     return Effect(BEFORE_AFTER, wider, spread, margin, count, len(units))
 
 
-def _pairs(own: Sequence[TimedValue]) -> list[tuple[float, str]]:
-    """Return the differences (a minus b) of an instance's successive sessions, and which side came first in each.
+def _sessions(own: Sequence[TimedValue]) -> list[tuple[str, float]]:
+    """Return the side and the median of each session of an instance, in their order; [] without all times.
 
-    A session is what one side measured without the other in between. Without all times there are no pairs.
+    A session is one run of a playbook; without its name, what a side measured without the other in between.
     """
     if not all(item.started for item in own):
         return []
-    sessions: list[tuple[str, list[float]]] = []
+    found: list[tuple[str, str, list[float]]] = []
     for item in sorted(own, key=lambda item: item.started):
-        if not sessions or sessions[-1][0] != item.side:
-            sessions.append((item.side, []))
-        sessions[-1][1].append(item.log)
-    medians = [(side, statistics.median(logs)) for side, logs in sessions]
-    found = []
-    for (side, first), (_other, second) in zip(medians[::2], medians[1::2]):
+        if not found or found[-1][:2] != (item.side, item.session):
+            found.append((item.side, item.session, []))
+        found[-1][2].append(item.log)
+    return [(side, statistics.median(logs)) for side, _session, logs in found]
+
+
+def _turns(sessions: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Return the sessions with those of one side that follow each other joined, in their median."""
+    joined = groupby(sessions, key=lambda session: session[0])
+    return [(side, statistics.median(log for _side, log in own)) for side, own in joined]
+
+
+def _pairs(sessions: Sequence[tuple[str, float]]) -> list[tuple[float, str]]:
+    """Return the differences (a minus b) of successive sessions, and which side came first in each pair."""
+    found, at = [], 0
+    while at + 1 < len(sessions):
+        (side, first), (other, second) = sessions[at : at + 2]
+        if side == other:
+            at += 1
+            continue
         found.append((second - first if side == "b" else first - second, side))
+        at += 2
+    return found
+
+
+def _balanced(pairs: Sequence[tuple[float, str]]) -> list[float]:
+    """Return the differences of as many pairs with a first as with b first, in which a trend cancels out."""
+    sides = [[difference for difference, first in pairs if first == side] for side in "ab"]
+    count = min(map(len, sides))
+    return [difference for own in sides for difference in own[:count]]
+
+
+def _against_neighbours(sessions: Sequence[tuple[str, float]]) -> list[float]:
+    """Return a minus b from three sessions each (b a b, or a b a), the middle one against the mean of its neighbours.
+
+    A trend is in both alike. No session is in two of them, so that they are independent.
+    """
+    turns = _turns(sessions)
+    found = []
+    for (_side, first), (side, middle), (_last, last) in zip(turns[::3], turns[1::3], turns[2::3]):
+        difference = middle - (first + last) / 2
+        found.append(difference if side == "a" else -difference)
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from .cells import Side, by_cell
 from .commands import options
 from .requests import LoadPoint
-from .rows import Row, load_of, shape_of, succeeded
+from .rows import MOST_FAILED, Row, failed_share, load_of, shape_of, succeeded
 
 KINDS = {"serving": "serve", "latency": "latency", "throughput": "throughput"}
 """Kinds of baselines, and those of rows."""
@@ -232,6 +232,9 @@ def _beside(cell: str, deployment: str, row: Row, own: Conditions, item: Publish
         if mine != other:
             differs.append(f"{name} {_text(mine)}, not {_text(other)}")
             distance += weight * apart(mine, other)
+    failed = failed_share([row])
+    if failed > MOST_FAILED:
+        differs.append(f"{failed:.0%} of the requests failed")
     if item.counted == "unknown":
         differs.append("what the published tokens/s count is not known")
     work = all(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +36,9 @@ TPOT = ComparedMetric("median_tpot_ms", "median TPOT", "ms", False)
 TTFT = ComparedMetric("median_ttft_ms", "median TTFT", "ms", False)
 BATCH = ComparedMetric("mean_batch_latency_ms", "batch latency", "ms", False)
 METRICS = (OUTPUT, REQUESTS, TOTAL, E2EL, TPOT, TTFT, BATCH)
+
+MOST_FAILED = 0.01
+"""Share of failed requests up to which the others say what an engine is worth: what fails is seldom drawn at random."""
 
 
 class TokenLengths(NamedTuple):
@@ -104,6 +107,14 @@ def succeeded(row: Row) -> bool:
     if row["kind"] == "latency":
         return bool(row.get(BATCH.key))
     return bool(row.get("completed"))
+
+
+def failed_share(rows: Iterable[Row]) -> float:
+    """Return the share of the requests of rows that failed; 0.0 where none was sent."""
+    counts = [(row.get("failed") or 0, row.get("completed") or 0) for row in rows]
+    failed = sum(count for count, _completed in counts)
+    total = failed + sum(completed for _failed, completed in counts)
+    return failed / total if total else 0.0
 
 
 def value_of(row: Row, metric: ComparedMetric) -> float | None:

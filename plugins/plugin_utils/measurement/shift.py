@@ -29,9 +29,9 @@ class Estimate:
     high: float
 
 
-def shift(old: Sequence[float], new: Sequence[float]) -> Estimate:
+def shift(old: Sequence[float], new: Sequence[float], level: float = LEVEL) -> Estimate:
     """Return the shift from `old` to `new`. Raise ValueError if one of them is empty."""
-    return stratified_shift([(old, new)])
+    return stratified_shift([(old, new)], level)
 
 
 def stratified_shift(

@@ -14,6 +14,7 @@ from ...module_utils.common.errors import natural
 from .causes import Cause, causes
 from .compare import SpeedComparison, compare
 from .evidence import GpuEvidence, gather, gpus_of, with_readings
+from .failed_requests import without_failures
 from .samples import CellSpeed, InstanceKey, Row, cell_speeds
 
 Earlier = Mapping[str, Mapping[str, Sequence[float]]]
@@ -98,7 +99,9 @@ def gpu_verdicts(
     """
     rows = [row for row in rows if not row.get("live")]
     cells = cell_speeds(rows)
-    outcomes = compare(rows, _changes(cells, gpus_of(rows, hosts), hosts, earlier or {}))
+    outcomes = without_failures(
+        compare(rows, _changes(cells, gpus_of(rows, hosts), hosts, earlier or {})), rows
+    )
     gpus = with_readings(gather(rows, hosts))
     drafts = [(gpu, _worst([outcomes[gpu.host, name] for name in gpu.instances])) for gpu in gpus]
     slow = [gpu.factors for gpu, outcome in drafts if outcome.verdict == "slow"]

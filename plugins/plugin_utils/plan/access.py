@@ -13,9 +13,9 @@ from functools import partial
 from typing import Callable
 
 from ...module_utils.common.errors import FleetError, Problem
+from ...module_utils.common.image_names import mirrored
 from ...module_utils.common.image_ref import parse_ref
 from ..desired.lockfile import Lock, model_key
-from ..desired.registry_override import mirrored
 from .pins import ImageNeed, ModelNeed
 from .registry import HUB, NOT_FOUND, UNREACHABLE, ResolveError, image_access, model_access, registry_of
 

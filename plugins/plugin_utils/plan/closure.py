@@ -13,12 +13,11 @@ from ...module_utils.common.image_ref import parse_ref
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
 from ..desired.local_repositories import called, is_local_repository
-from ..desired.lockfile import Lock, ModelPin, model_key
+from ..desired.lockfile import LOCK, Lock, ModelPin, model_key
 from ..tuning.companion_models import repositories
 from .actions import images, models
 from .transfers import name_of, offer_of
 
-LOCK = "fleet.lock.json"
 TERMS = re.compile(r"(.*/)?(LICEN[CS]E|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
 """Files of a repository with the terms of its use."""
 

@@ -8,11 +8,11 @@ from datetime import datetime
 from urllib.parse import urlsplit
 
 from ...module_utils.common.errors import Problem
+from ...module_utils.common.image_names import mirrored
 from ...module_utils.common.image_ref import parse_ref
 from ..desired.fetch_window import NOW, VARIABLE, FetchWindow
 from ..desired.fleet import Host
 from ..desired.no_proxy import behind_proxy, host_of
-from ..desired.registry_override import mirrored
 from .host_plan import FleetPlan
 
 

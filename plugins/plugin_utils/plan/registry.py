@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Callable, TypeVar
 
 from ...module_utils.common.errors import Path, Problem
+from ...module_utils.common.image_names import Override, mirrored
 from ...module_utils.common.image_ref import DEFAULT_REGISTRY, ImageRef, parse_ref
 from ..desired.host_settings import Registry
 from ..desired.lockfile import PLATFORM, ImagePin, ModelPin
-from ..desired.registry_override import Override, mirrored
 from .model_cards import read_card
 
 TIMEOUT = 20.0

@@ -9,7 +9,7 @@ from ...module_utils.common.paths import DOCKER_ROOT
 from ...module_utils.common.prune import IMAGE, FoundImage, FoundThings, FoundWeights, Roots, removals
 from ..desired.fleet import Host
 from ..desired.lockfile import Lock
-from ..desired.prune_roots import kept_images, kept_weights
+from ..desired.prune_roots import kept_images, kept_weights, pushed_repositories
 
 
 def removable(host: Host, lock: Lock) -> list[tuple[str, int]]:
@@ -42,6 +42,8 @@ def _roots(host: Host, lock: Lock) -> Roots:
     weights = (text.partition("@") for text in kept_weights(lock))
     return Roots(
         images=frozenset((*kept_images(lock, ()), *_wanted(host), *(item.image for item in kept))),
+        overrides=host.settings.overrides,
+        pushed=frozenset(pushed_repositories(lock, _builds(host))),
         weights=frozenset(
             [
                 *((repo, commit) for repo, _unused, commit in weights),
@@ -57,3 +59,7 @@ def _wanted(host: Host) -> Iterator[str]:
         yield item.image
         if item.build:
             yield item.build.tag
+
+
+def _builds(host: Host) -> list[dict[str, dict[str, str]]]:
+    return [{"build": {"push_to": item.build.push_to}} for item in host.deployments if item.build]

@@ -8,13 +8,13 @@ import gzip
 import io
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...module_utils.common.bench_metrics import METRICS
+from ..node_answers import file_name
 from ..store.run_names import ResultsError
 from .summary import Measured
 
@@ -74,7 +74,7 @@ def raw_names(rows: Sequence[Row]) -> list[str]:
     """Return unique names <host>__<instance>__<kind>__<cell>__<block>.json, with unsafe characters replaced."""
     names: dict[str, None] = {}
     for row in rows:
-        stem = "__".join(_safe(str(row[key])) for key in ("host", "instance", "kind", "cell", "block"))
+        stem = file_name(*(row[key] for key in ("host", "instance", "kind", "cell", "block")))
         name, number = f"{stem}.json", 1
         while name in names:
             number += 1
@@ -144,10 +144,6 @@ def write_run(results_dir: Path, run: str, files: Mapping[str, str | bytes], new
 def json_text(data: Any) -> str:
     """Return readable JSON: indented, with a newline at the end, without NaN."""
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "_"
 
 
 def _cell(value: Any) -> Any:

@@ -6,11 +6,11 @@ Control node only: Jinja and matplotlib are imported when a page is rendered.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from ..measurement.history import CellHistory, HistoryPoint
+from ..node_answers import file_name
 from ..text import plural
 from .report import TEMPLATES
 from .tables import MINUS, UNKNOWN, rate
@@ -54,7 +54,7 @@ def history_text(deployment: str, histories: Sequence[CellHistory]) -> str:
 
 def page_name(deployment: str) -> str:
     """Return the file name of a deployment's page."""
-    return (re.sub(r"[^A-Za-z0-9._-]", "_", deployment).lstrip(".") or "_") + ".html"
+    return f"{file_name(deployment)}.html"
 
 
 def _cell(history: CellHistory) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired import AccuracyError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.pairing import AccuracyError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.task_files import planned_tasks
 
 from tests import ROOT

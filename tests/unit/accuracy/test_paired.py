@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two releases compared item by item: equal ones pass, worse ones are found, and failed requests never count."""
+"""Two releases compared item by item: equal ones pass, worse ones are found, and failed requests hide no loss."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired imp
     FAIL,
     NOT_CLEAR,
     PASS,
+    items_needed,
+    judge_pair,
+    judge_pairs,
+    loss_interval,
+    mcnemar_worse,
+    wilson,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.pairing import (
     AccuracyError,
     ItemOutcome,
     Outcomes,
     PairedCounts,
-    items_needed,
-    judge_pair,
-    loss_interval,
-    mcnemar_worse,
     pair,
-    wilson,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 GSM8K = 1319
 
@@ -64,10 +69,42 @@ def test_acceptance_equal_pairs_and_pairs_two_points_worse() -> None:
     assert worse.count(FAIL) >= 16
 
 
-def test_acceptance_failing_requests_are_never_scored() -> None:
-    """1 % of requests that fail change no verdict of equal releases; scored as wrong they would fail most of them."""
+def test_acceptance_failing_requests_hide_no_loss() -> None:
+    """1 % of requests that fail make no equal release worse, nor a worse one equal; 3 % may hide more than 2 points."""
     assert simulated(0.0, failing=0.01).count(FAIL) <= 1
-    assert simulated(0.02, failing=0.01).count(FAIL) >= 16
+    worse = simulated(0.02, failing=0.01)
+    assert worse.count(FAIL) >= 16
+    assert PASS not in worse
+    assert set(simulated(0.0, failing=0.03)) == {NOT_CLEAR}
+
+
+@pytest.mark.parametrize("tasks", [2, 10])
+def test_acceptance_equal_releases_with_many_tasks_fail_one_run_in_twenty(tasks: int) -> None:
+    """Holm over the tasks of a run. Flips of 5 to 8 % are those of a release against itself at temperature 0."""
+    seed, runs = 20261128, 200
+    rng = random.Random(seed)
+    failed = alone = 0
+    for _run in range(runs):
+        family = []
+        for _task in range(tasks):
+            flips, n = rng.uniform(0.05, 0.08), 400
+            changes = rng.choices(["lost", "gained", ""], [flips / 2, flips / 2, 1 - flips], k=n)
+            family.append(PairedCounts(n, changes.count("lost"), changes.count("gained")))
+        failed += FAIL in [verdict.kind for verdict in judge_pairs(family)]
+        alone += FAIL in [judge_pair(counts).kind for counts in family]
+    print(
+        f"seed {seed}: any of {tasks} equal tasks failed in {failed} of {runs} runs, uncorrected in {alone}"
+    )
+    assert failed <= 0.05 * runs
+    assert tasks == 2 or alone >= 0.15 * runs  # what the correction is for
+
+
+def test_a_real_loss_in_one_of_ten_tasks_is_still_found() -> None:
+    family = [PairedCounts(1319, 6, 7)] * 9 + [PairedCounts(1319, 40, 7)]
+    found = judge_pairs(family)
+    assert [verdict.kind for verdict in found] == [PASS] * 9 + [FAIL]
+    assert found[-1].adjusted == pytest.approx(10 * found[-1].p)
+    assert "beside the run's other comparisons" in found[-1].text
 
 
 @pytest.mark.deep
@@ -77,13 +114,66 @@ def test_false_verdicts_over_many_pairs() -> None:
     assert simulated(0.02, pairs=400).count(FAIL) >= 0.9 * 400
 
 
-def test_failed_items_are_left_out_on_both_sides_and_named() -> None:
-    counts = pair(outcomes("1x101"), outcomes("10x01"))
-    assert counts == PairedCounts(3, 0, 0, ("d1",), ("d2",), 0)
+# What the runs answered; n, lost, gained, failed in old and new, unmatched, doubtful.
+PAIRS = [
+    ("111", "111", 3, 0, 0, 0, 0, 0, 0),
+    ("110011", "10110", 5, 2, 2, 0, 0, 1, 1),  # of the sixth item only the old run says that it was right
+    ("110010", "10110", 5, 2, 2, 0, 0, 1, 0),  # it was wrong, so nothing can be lost
+    ("11011", "110x1", 4, 0, 0, 0, 1, 0, 1),
+    ("11001", "110x1", 4, 0, 0, 0, 1, 0, 0),
+    ("1x101", "10101", 4, 0, 0, 1, 0, 0, 1),  # the old run may have had right what is wrong now
+    ("1x101", "11101", 4, 0, 0, 1, 0, 0, 0),
+    ("1x101", "1x101", 4, 0, 0, 1, 1, 0, 1),
+    ("11", "1101x", 2, 0, 0, 0, 0, 3, 2),  # items of the new run only
+    ("1x101", "10x01", 3, 0, 0, 1, 1, 0, 2),
+]
 
 
-def test_lost_gained_and_unmatched_are_counted() -> None:
-    assert pair(outcomes("110011"), outcomes("10110")) == PairedCounts(5, 2, 2, unmatched=1)
+@pytest.mark.parametrize(("old", "new", "expected"), [(*row[:2], row[2:]) for row in PAIRS])
+def test_every_item_counts_somewhere(old: str, new: str, expected: tuple[int, ...]) -> None:
+    counts = pair(outcomes(old), outcomes(new))
+    failed = len(counts.failed_old), len(counts.failed_new)
+    assert (counts.n, counts.lost, counts.gained, *failed, counts.unmatched, counts.doubtful) == expected
+
+
+def test_a_release_that_fails_on_most_items_does_not_pass() -> None:
+    """The case of the review: 150 of 400 answered, all rightly, 250 failed."""
+    verdict = judge_pair(pair(outcomes("1" * 400), outcomes("1" * 150 + "x" * 250)))
+    assert verdict.kind == NOT_CLEAR
+    assert verdict.high < verdict.tolerance < 62.5 < verdict.bound
+    assert (
+        "n = 150); with 250 more items, whose answer one of the runs lacks, the loss may be 66."
+        in verdict.text
+    )
+
+
+def test_items_that_one_run_was_not_asked_keep_a_verdict_from_passing() -> None:
+    """As with failed items of lm-eval whose hash is not known: 500 pairs, and 500 more on each side."""
+    old = outcomes("1" * 1000)
+    new = {**outcomes("1" * 500), **{f"item {number}": ItemOutcome("", None) for number in range(500)}}
+    verdict = judge_pair(pair(old, new))
+    assert (verdict.kind, verdict.needed, verdict.counts.doubtful) == (NOT_CLEAR, None, 1000)
+    assert verdict.high < verdict.tolerance < verdict.bound
+    assert "with 1000 more items, whose answer one of the runs lacks, the loss may be 68." in verdict.text
+    few = judge_pair(pair(outcomes("1" * 1000), outcomes("1" * 998)))
+    assert (few.kind, few.counts.doubtful) == (PASS, 2)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.integers(300, 1500), st.sampled_from([0.0, 0.001, 0.004, 0.01, 0.05]))
+def test_no_hidden_answers_can_turn_a_pass_into_a_loss(seed: int, n: int, failing: float) -> None:
+    """Whatever the unknown answers were, a release that passed has not lost more than the tolerance."""
+    rng = random.Random(seed)
+    old = outcomes("".join(rng.choices("10x", [0.9, 0.1, failing / 2], k=n)))
+    new = {
+        item: ItemOutcome("p", None if rng.random() < failing else found.correct or rng.random() < 0.1)
+        for item, found in old.items()
+        if rng.random() > failing / 2
+    }
+    verdict = judge_pair(pair(old, new))
+    right_before = sum(found.correct is not False for found in old.values())
+    right_now = sum(bool(found.correct) for found in new.values())
+    assert verdict.kind != PASS or 100 * (right_before - right_now) / n < verdict.tolerance
 
 
 def test_another_chat_template_is_refused() -> None:

@@ -105,6 +105,14 @@ def test_one_host_packs_while_others_go_on(tmp_path: Path, records: CacheRecords
     ("answers", "warned"),
     [
         ({"packed": {"bundles": {KEY: RECORD}}, "sent": b"tampered"}, "another SHA-256"),
+        ({"packed": {"bundles": {KEY: RECORD}}, "sent": b"short"}, "has 5 bytes, and not 8"),
+        ({"packed": {"bundles": {KEY: RECORD}}, "sent": CONTENT * 2}, "is longer than the 8 bytes"),
+        ({"packed": {"bundles": {KEY: {**RECORD, "sha256": "/../../x"}}}}, "no SHA-256"),
+        (
+            {"packed": {"bundles": {KEY: {**RECORD, "bytes": 2**31}}}},
+            "for bytes, which is no number from 0 to 107374",
+        ),
+        ({"packed": {"bundles": {KEY: {**RECORD, "files": -1}}}}, "for files, which is no number"),
         ({"packed": {"bundles": {}, "warnings": ["too large"]}}, "too large"),
         ({"packed": {"bundles": {}, "failed": True, "msg": "no disk"}}, "no disk"),
     ],
@@ -117,6 +125,8 @@ def test_what_cannot_be_kept_is_said_and_not_recorded(
     assert warned in found["warnings"][0]
     assert records.get(KEY) is None
     assert not found.get("failed")
+    assert {path.name for path in records.directory.iterdir()} <= {f"{KEY}.lock"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"home", "n1"}
 
 
 def test_what_compiles_nothing_is_not_asked_again(tmp_path: Path, records: CacheRecords) -> None:
@@ -151,6 +161,18 @@ def test_zero_turns_it_off(tmp_path: Path, records: CacheRecords) -> None:
     node.action.restored(SERVERS, node.facts)
     node.action.packed([{"name": "y", "cache_key": OTHER}], node.facts)
     assert node.calls == []
+
+
+@pytest.mark.parametrize("asked", ["../../../secret", "b" * 64, None])
+def test_a_node_gets_only_what_is_recorded_of_its_keys(
+    tmp_path: Path, records: CacheRecords, asked: Any
+) -> None:
+    """It would be sent any file of the control node whose name ends like a bundle's."""
+    recorded(records)
+    (tmp_path / "home/secret.tar.gz").write_bytes(b"secret")
+    node = Node(tmp_path / "n2", restored={"changed": False, "missing": [asked]})
+    assert "which it was not offered" in node.action.restored(SERVERS, node.facts)["warnings"][0]
+    assert list((tmp_path / "n2").iterdir()) == []
 
 
 def test_a_transfer_that_fails_is_a_cold_start(tmp_path: Path, records: CacheRecords) -> None:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +49,61 @@ def test_a_task_whose_controller_was_killed_takes_no_lease() -> None:
         process.wait(GENEROUS)
     with pytest.raises(AnsibleError, match="has ended, so it changes nothing"):
         identity(process.pid)
+
+
+RUNNING = "17 (a) b) S 1" + " 0" * 17 + " 4711"
+ENDED = RUNNING.replace(" S ", " Z ")
+REUSED = RUNNING.replace("4711", "9000")
+
+
+@pytest.mark.parametrize("killed", [None, PermissionError(), ProcessLookupError(), OverflowError()], ids=repr)
+@pytest.mark.parametrize(
+    ("stat", "over"),
+    [
+        (RUNNING, False),
+        (ENDED, True),
+        (REUSED, True),
+        # hidepid=2 and hidepid=1: only kill() tells
+        (FileNotFoundError(), None),
+        (PermissionError(), None),
+        (ProcessLookupError(), None),
+    ],
+    ids=repr,
+)
+def test_a_process_that_proc_hides_is_over_only_if_no_signal_reaches_it(
+    stat: str | OSError, over: bool | None, killed: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot, namespace = runs._place()
+
+    def read(path: Path, **options: Any) -> str:
+        assert path == Path("/proc/17/stat")
+        if isinstance(stat, OSError):
+            raise stat
+        return stat
+
+    def kill(pid: int, number: int) -> None:
+        assert (pid, number) == (17, 0)
+        if killed:
+            raise killed
+
+    monkeypatch.setattr(runs, "_place", lambda: (boot, namespace))
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(os, "kill", kill)
+    found = runs.is_over(f"{boot}/{namespace}/17/4711")
+    assert found is (isinstance(killed, ProcessLookupError) if over is None else over)
+
+
+def test_a_run_whose_own_process_is_hidden_takes_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_ticks", lambda pid: None)
+    with pytest.raises(AnsibleError, match="cannot be read, so no other run could tell when this one ends"):
+        runs._run.__wrapped__(17)
+
+
+@pytest.mark.parametrize("pid", ["²", "٣", "9" * 40, "-1", "0"])
+def test_a_number_that_no_process_has_is_not_known_to_be_over(pid: str) -> None:
+    """It comes from a host's answer."""
+    boot, namespace, *_process = runs.this_run().id.split("/")
+    assert not runs.is_over(f"{boot}/{namespace}/{pid}/5")
 
 
 @pytest.mark.parametrize(

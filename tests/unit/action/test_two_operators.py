@@ -206,6 +206,8 @@ def test_a_plan_that_is_out_of_date_is_refused(operators: Operators) -> None:
 def test_prune_and_a_change_refuse_each_other(operators: Operators) -> None:
     """The prune's Docker answers nothing for as long as it is looked at."""
     path = str(operators.place / "docker.sock")
+    lock = {"schema": 1, "images": {}, "models": {}}
+    (operators.place / "fleet.lock.json").write_text(json.dumps(lock), encoding="utf-8")
     prune = [{"instinct.fleet.host_prune": {"docker_socket": path, "cache_dirs": [str(operators.place)]}}]
     with socket.socket(socket.AF_UNIX) as docker:
         docker.bind(path)

@@ -32,13 +32,16 @@ option = lambda name: sys.argv[sys.argv.index(name) + 1]
 with open(here + "/calls", "a") as calls:
     calls.write(json.dumps([items, sys.argv[1:], dict(os.environ), os.getcwd()]) + "\\n")
 number = sum(1 for _line in open(here + "/calls"))
-db = sqlite3.connect(option("--use_cache") + "_rank0.db")
-db.execute("CREATE TABLE IF NOT EXISTS unnamed (key TEXT PRIMARY KEY, value BLOB)")
 bad = set(plan["bad"]) | set(plan["bad_at"].get(str(number), []))
-for item in items:
-    if item not in bad:
-        db.execute("REPLACE INTO unnamed VALUES (?, ?)", (str(item), b""))
-db.commit()
+if option("--model") == "dummy":
+    bad = set()
+else:
+    db = sqlite3.connect(option("--use_cache") + "_rank0.db")
+    db.execute("CREATE TABLE IF NOT EXISTS unnamed (key TEXT PRIMARY KEY, value BLOB)")
+    for item in items:
+        if item not in bad:
+            db.execute("REPLACE INTO unnamed VALUES (?, ?)", (str(item), b""))
+    db.commit()
 if bad & set(items) or plan["broken"]:
     print("aiohttp.client_exceptions.ClientResponseError: 500")
     sys.exit(1)
@@ -47,8 +50,9 @@ os.makedirs(out)
 with open(f"{{out}}/samples_{{task}}_2026.jsonl", "w") as file:
     for item in items:
         for kind in ("strict-match", "flexible-extract"):
-            row = {{"doc_hash": f"d{{item}}", "prompt_hash": f"p{{item}}", "filter": kind, "metrics": ["exact_match"],
-                   "exact_match": float(kind != "strict-match"), "filtered_resps": [f"a{{item}}"]}}
+            score = plan["scores"].get(str(item), float(kind != "strict-match"))
+            row = {{"doc_id": item, "doc_hash": f"d{{item}}", "prompt_hash": f"p{{item}}", "filter": kind,
+                   "metrics": ["exact_match"], "exact_match": score, "filtered_resps": [f"a{{item}}"]}}
             file.write(json.dumps(row) + "\\n")
 json.dump({{"task_hashes": {{task: "h"}}, "n-shot": {{task: 5}}, "lm_eval_version": "0.4.13"}},
           open(f"{{out}}/results_2026.json", "w"))
@@ -65,10 +69,12 @@ class Fake:
         program.chmod(0o755)
         self.plan()
 
-    def plan(self, *bad: int, broken: bool = False, **bad_at: list[int]) -> None:
-        """bad: items that always fail; bad_at: those that fail in a call, by its number (at1=[…])."""
+    def plan(
+        self, *bad: int, broken: bool = False, scores: dict[str, Any] | None = None, **bad_at: list[int]
+    ) -> None:
+        """bad: items that always fail; bad_at: those that fail in a call, by its number (at1=[…]); scores: of items."""
         found = {name.removeprefix("at"): items for name, items in bad_at.items()}
-        text = json.dumps({"bad": bad, "broken": broken, "bad_at": found})
+        text = json.dumps({"bad": bad, "broken": broken, "bad_at": found, "scores": scores or {}})
         (self.directory / "plan.json").write_text(text)
 
     @property
@@ -143,16 +149,44 @@ def test_a_call_that_fails_is_repeated_while_it_brings_answers(fake: Fake, port:
 def test_items_that_never_get_an_answer_are_found_and_left_out(fake: Fake, port: int) -> None:
     fake.plan(3, 11)
     found = run(fake, port, range(16))
-    assert sorted(found["failed"]) == [3, 11]
+    assert found["failed"] == [
+        {"item": 3, "doc": "d3", "prompt": "p3"},
+        {"item": 11, "doc": "d11", "prompt": "p11"},
+    ]
+    *asked, hashed = (argv for _items, argv, *_rest in fake.calls)
+    assert all("local-completions" in argv for argv in asked)
+    assert hashed[hashed.index("--model") :][:2] == [
+        "--model",
+        "dummy",
+    ]  # nobody is asked, and nothing is cached
+    assert "--use_cache" not in hashed
     assert docs(found) == sorted(f"d{item}" for item in range(16) if item not in (3, 11))
     assert found["error"] == ""
     assert len(fake.calls) < lm_eval.CALLS
 
 
+def test_a_hash_that_lm_eval_does_not_give_leaves_the_item_named_by_its_position(
+    fake: Fake, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.plan(3)
+    monkeypatch.setattr(LmEval, "_hashed", lambda self, items: [])
+    assert run(fake, port, range(4))["failed"] == [{"item": 3, "doc": "", "prompt": ""}]
+
+
+def test_an_item_that_lm_eval_could_not_score_is_not_left_out(fake: Fake, port: int) -> None:
+    fake.plan(scores={"1": float("nan"), "2": 0.5, "3": None})
+    found = run(fake, port, range(5))
+    assert docs(found) == ["d0", "d4"]
+    assert [row["doc"] for row in found["failed"]] == ["d1", "d2", "d3"]
+    fake.plan(scores={str(item): 0.5 for item in range(5)})
+    found = run(fake, port, range(5))
+    assert (found["samples"], found["failed"]) == ([], []), "the metric is not of right and wrong"
+
+
 def test_an_instance_that_died_is_not_asked_again(fake: Fake) -> None:
     fake.plan(0, 1, 2, 3)
     found = run(fake, 1, range(4))
-    assert (found["samples"], found["failed"]) == ([], [0, 1, 2, 3])
+    assert (found["samples"], [row["item"] for row in found["failed"]]) == ([], [0, 1, 2, 3])
     assert found["error"].startswith("the instance does not answer: ")
     assert len(fake.calls) == 1
 
@@ -160,7 +194,7 @@ def test_an_instance_that_died_is_not_asked_again(fake: Fake) -> None:
 def test_what_fails_whatever_is_asked_is_given_up(fake: Fake, port: int) -> None:
     fake.plan(*range(64))
     found = run(fake, port, range(64))
-    assert (found["samples"], sorted(found["failed"])) == ([], list(range(64)))
+    assert (found["samples"], sorted(row["item"] for row in found["failed"])) == ([], list(range(64)))
     assert found["error"].startswith("lm-eval failed: aiohttp.client_exceptions")
     assert len(fake.calls) < 10
 

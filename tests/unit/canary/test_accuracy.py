@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.nll import NllLimits, PassageScore
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired import ItemOutcome
+from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.pairing import ItemOutcome
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.results import (
     SANITY,
     DeploymentRun,
@@ -56,9 +56,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("7 items are more", {}, {"wrong": 7}, "sanity set 2.33 points worse (interval of the loss 1.2", ""),
     ("15 items", {}, {"wrong": 15}, "sanity set 5.00 points worse", ""),
     ("another release of vLLM", {}, {"wrong": 15, "vllm": "0.2", "image": "new"}, "sanity set 5.00 points", ""),
-    ("failed requests are not scored", {}, {"failed": 60}, "",
-     "60 of 300 items of the sanity set got no answer, and are not scored: HTTP 500: x"),
-    ("nor those of the old release", {"failed": 60}, {"wrong": 60}, "", ""),
+    ("a few failed requests are not scored", {}, {"failed": 3}, "",
+     "3 of 300 items of the sanity set got no answer, and are not scored: HTTP 500: x"),
+    ("but may hide a loss", {}, {"failed": 3}, "",
+     "sanity set not clear: equal (interval of the loss -0.90 to 0.90, tolerance 2, p = 1.000, n = 297); with 3 more"),
+    ("nor those of the old release", {"failed": 60}, {"wrong": 60}, "", "with 60 more items, whose answer one of"),
     ("another model", {}, {"wrong": 90, "model": "other"}, "",
      "less accurate, but ignored, because the model, its commit or its quantization changed: sanity set 30.00 points"),
     ("another commit", {}, {"wrong": 90, "shift": 0.2, "commit": "beef"}, "",
@@ -87,7 +89,7 @@ def test_what_stops_a_release(old: dict[str, Any], new: dict[str, Any], less: st
     assert bool(found.less) == bool(less)
     assert warning in "; ".join(found.warnings)
     assert bool(found.warnings) == bool(warning)
-    assert not found.silent
+    assert not found.unanswered
 
 
 def test_a_larger_tolerance_accepts_a_larger_loss() -> None:
@@ -99,9 +101,42 @@ def test_a_larger_tolerance_accepts_a_larger_loss() -> None:
 
 def test_one_that_answers_no_item_is_not_called_inaccurate() -> None:
     found = compared({}, {"failed": 300})
-    assert found.silent == "300 of 300 items of the sanity set got no answer, and are not scored: HTTP 500: x"
+    assert (
+        found.unanswered
+        == "300 of 300 items of the sanity set got no answer, and are not scored: HTTP 500: x"
+    )
     assert not found.less
-    assert not compared({"failed": 300}, {"failed": 300}).silent
+    assert not compared({"failed": 300}, {"failed": 300}).unanswered
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            {},
+            {"failed": 4},
+            "sanity: 4 of 300 requests failed, more than 1% (addition-00, addition-01, addition-02, ",
+        ),
+        ({}, {"failed": 4, "model": "other"}, "sanity: 4 of 300 requests failed"),
+        ({}, {"failed": 150}, "sanity: 150 of 300 requests failed"),
+        ({"failed": 4}, {"failed": 7}, ""),  # three more than before
+        ({"failed": 4}, {"failed": 8}, "sanity: 4 of 300 requests failed"),
+        (
+            {},
+            {"failed_passages": 1},
+            "canary/llama-0: gave no log likelihoods of 1 of 28 passages, and the release ",
+        ),
+        ({"failed_passages": 1}, {"failed_passages": 1}, ""),
+        ({}, {"failed_passages": 28}, ""),  # an engine may refuse them for its options
+    ],
+)
+def test_one_that_fails_where_the_old_release_answers_is_not_called_equal(
+    old: dict[str, Any], new: dict[str, Any], why: str
+) -> None:
+    found = compared(old, new)
+    assert found.unanswered.startswith(why)
+    assert bool(found.unanswered) == bool(why)
+    assert found.warnings
 
 
 def test_what_was_not_asked_is_not_compared() -> None:

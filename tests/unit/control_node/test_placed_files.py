@@ -13,6 +13,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.placed
     different,
     parse_files,
     place,
+    refuse_full_disk,
 )
 
 CONTENT = b"chats"
@@ -22,13 +23,13 @@ FILE = PlacedFile("canary_args/chats.json", len(CONTENT), HASH)
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "a//b", "", "a/./b", "a\0b", "a/"])
 def test_a_path_that_leads_away_is_refused(path: str) -> None:
-    with pytest.raises(FleetError, match="no path within bundle_files_dir"):
+    with pytest.raises(FleetError, match="which is no path within a directory"):
         parse_files([{"path": path, "size": 1, "sha256": HASH}])
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "", HASH.upper(), HASH[:-1]])
 def test_a_hash_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(FleetError, match="no path within"):
+    with pytest.raises(FleetError, match="which is no SHA-256"):
         parse_files([{"path": "a/b", "size": 1, "sha256": name}])
 
 
@@ -43,7 +44,7 @@ def test_only_what_differs_is_fetched(tmp_path: Path, there: bytes | None, missi
     found = different([FILE], tmp_path)
     assert len(found) == missing
     for item in found:
-        place(item, tmp_path, lambda _hash, path: Path(path).write_bytes(CONTENT) and None)
+        place(item, tmp_path, lambda _item, path: path.write_bytes(CONTENT) and None)
     assert target.read_bytes() == CONTENT
     assert [path.name for path in target.parent.iterdir()] == [target.name]
 
@@ -74,11 +75,23 @@ def test_other_content_is_refused_and_the_file_stays(tmp_path: Path, arrived: by
     target.parent.mkdir()
     target.write_bytes(b"earlier")
 
-    def fetch(_hash: str, path: str) -> None:
+    def fetch(_item: PlacedFile, path: Path) -> None:
         if arrived is not None:
-            Path(path).write_bytes(arrived)
+            path.write_bytes(arrived)
 
     with pytest.raises(FleetError, match=r"chats\.json (came with other content|cannot be written)"):
         place(FILE, tmp_path, fetch)
     assert target.read_bytes() == b"earlier"
     assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize("size", [-1, True, "7", None, 2**60])
+def test_a_size_that_is_none_is_refused(size: object) -> None:
+    with pytest.raises(FleetError, match="for size, which is no number"):
+        parse_files([{"path": "a/b", "size": size, "sha256": HASH}])
+
+
+def test_files_that_do_not_fit_are_refused_before_one_is_fetched(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"free, and the bundle's files need 1\.0 TiB"):
+        refuse_full_disk([FILE, PlacedFile("big", 2**40, HASH)], tmp_path / "not/there/yet")
+    refuse_full_disk([FILE], tmp_path)

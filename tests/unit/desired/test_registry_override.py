@@ -6,12 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_names import FROM_STORE, mirrored
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import parse_ref
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.checker import Checker
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.registry_override import (
-    FROM_STORE,
-    mirrored,
     parse_overrides,
     with_own_names,
 )

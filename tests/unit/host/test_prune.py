@@ -15,6 +15,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_names import (
+    FROM_STORE,
+    Override,
+    mirrored,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import STORE_REGISTRY, parse_ref
 from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import (
     FoundBlobs,
     FoundImage,
@@ -41,6 +47,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.prune_roots
     kept_images,
     kept_weights,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.helpers.module_docs import documented_by
 from tests.worlds.fake_docker import FakeDocker
@@ -104,6 +112,108 @@ def test_images_of_the_toolkit(image: FoundImage, goes: bool) -> None:
     assert bool(removals(FoundThings(images=(image,)), Roots())) is goes
 
 
+HEX = "a" * 64
+DIGESTED = f"rocm/vllm@sha256:{HEX}"
+MIRROR = (
+    Override("docker.io/rocm", "mirror.example/hub"),
+    Override("docker.io", "mirror.example/all"),
+    Override("ghcr.io", "mirror.example/all"),
+)
+BUILT = replace(IMAGE, names=("own/vllm:1-ab", f"r.example:5000/ai/vllm@sha256:{HEX}"), built=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "kept", "stays"),
+    [
+        # A reference by digest alone, as Docker knows it from a mirror or the content store.
+        ([f"mirror.example/hub/vllm@sha256:{HEX}"], DIGESTED, True),
+        ([f"mirror.example/hub/vllm@sha256:{HEX}"], f"docker.io/{DIGESTED}", True),
+        ([f"mirror.example/all/rocm/vllm@sha256:{HEX}"], DIGESTED, True),
+        ([f"mirror.example/all/org/x@sha256:{HEX}"], f"ghcr.io/org/x@sha256:{HEX}", True),
+        ([f"{STORE_REGISTRY}/docker.io/rocm/vllm@sha256:{HEX}"], DIGESTED, True),
+        (
+            [f"{STORE_REGISTRY}/registry.lab_5000/lab/vllm@sha256:{HEX}"],
+            f"registry.lab:5000/lab/vllm@sha256:{HEX}",
+            True,
+        ),
+        (
+            [DIGESTED],
+            f"{STORE_REGISTRY}/docker.io/{DIGESTED}",
+            True,
+        ),  # what an instance of an air-gapped host ran
+        ([DIGESTED], f"rocm/vllm:tag@sha256:{HEX}", True),
+        (["ubuntu:24.04"], "docker.io/library/ubuntu:24.04", True),
+        (["mirror.example/hub/vllm:old"], "rocm/vllm:old", True),
+        # Nothing refers to it: its other name is no reason to keep it.
+        (["rocm/vllm:old", f"mirror.example/hub/vllm@sha256:{HEX}"], "rocm/vllm:new", False),
+        (["rocm/vllm:old", f"{STORE_REGISTRY}/docker.io/rocm/vllm@sha256:{HEX}"], "rocm/vllm:new", False),
+        (
+            [f"{STORE_REGISTRY}/docker.io/rocm/vllm@sha256:{HEX}", f"mirror.example/hub/vllm@sha256:{HEX}"],
+            "x",
+            False,
+        ),
+        (["ghcr.io/org/x:1", f"mirror.example/all/org/x@sha256:{HEX}"], "x", False),
+        # Somebody's own name.
+        (["mine:1", f"mirror.example/hub/vllm@sha256:{HEX}"], "x", True),
+        (["rocm/vllm:old", "mirror.example/team/app:1"], "x", True),
+        (["rocm/vllm:old", f"mirror.example/all/org/app@sha256:{HEX}"], "x", True),
+        (["rocm/vllm:old", f"{STORE_REGISTRY}/docker.io/other/vllm@sha256:{HEX}"], "x", True),
+    ],
+)
+def test_an_image_is_known_by_its_own_name_wherever_it_was_pulled_from(
+    names: list[str], kept: str, stays: bool
+) -> None:
+    found = FoundThings(images=(replace(IMAGE, names=tuple(names)),))
+    assert bool(removals(found, Roots(images=frozenset([kept]), overrides=MIRROR))) is not stays
+
+
+@pytest.mark.parametrize(
+    ("image", "pushed", "stays"),
+    [
+        (BUILT, (), True),  # of whom the registry's name is, is not known
+        (BUILT, ("r.example:5000/ai/vllm",), False),
+        (BUILT, ("r.example:5000/ai/other",), True),
+        (replace(BUILT, names=(*BUILT.names, "mine:1")), ("r.example:5000/ai/vllm",), True),
+        (replace(BUILT, names=("own/vllm:1-ab", f"{STORE_REGISTRY}/r.example_5000/ai/vllm@sha256:{HEX}")),
+         ("r.example:5000/ai/vllm",), False),
+    ],
+)  # fmt: skip
+def test_a_name_under_which_the_toolkit_pushed_is_nobody_elses(
+    image: FoundImage, pushed: tuple[str, ...], stays: bool
+) -> None:
+    assert bool(removals(FoundThings(images=(image,)), Roots(pushed=frozenset(pushed)))) is not stays
+
+
+REPOSITORIES = st.sampled_from(
+    ["docker.io/rocm/vllm", "docker.io/library/ubuntu", "ghcr.io/org/x", "registry.lab:5000/a/b"]
+)
+RULES = st.lists(
+    st.builds(
+        Override,
+        st.sampled_from(
+            ["docker.io", "docker.io/rocm", "ghcr.io", "registry.lab:5000", "registry.lab:5000/a"]
+        ),
+        st.sampled_from(["mirror.example", "mirror.example/hub", "mirror.example/hub/deep", "m.lan:5001/x"]),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=200)
+@given(REPOSITORIES, RULES, st.booleans(), st.booleans())
+def test_whatever_the_mirrors_a_pulled_image_is_found_again(
+    repository: str, rules: list[Override], stored: bool, tagged: bool
+) -> None:
+    """It stays while something refers to it, and goes when nothing does, with its own tag besides or without."""
+    ref = parse_ref(f"{repository}@sha256:{HEX}")
+    there = mirrored(ref, (FROM_STORE,) if stored else rules)
+    names = [f"{there.repository}@sha256:{HEX}", *([f"{ref.repository}:1"] if tagged else [])]
+    found = FoundThings(images=(replace(IMAGE, names=tuple(names)),))
+    known = Roots(images=frozenset([f"{ref.repository}@sha256:{HEX}"]), overrides=tuple(rules))
+    assert not removals(found, known)
+    assert removals(found, replace(known, images=frozenset()))
+
+
 @pytest.mark.parametrize(
     ("name", "roots", "kept"),
     [
@@ -116,6 +226,7 @@ def test_images_of_the_toolkit(image: FoundImage, goes: bool) -> None:
         (f"model a/b@{OLD} 12ab", Roots(commits=frozenset([OLD])), True),
         (f"model a/b@{OLD} 12ab", Roots(fetching=frozenset(["a/b"])), True),
         ("build own/vllm:1-ab", Roots(), False),
+        ("files of the control node", Roots(), True),  # bundles are made of them, or brought them
         ("build own/vllm:1-ab", Roots(images=frozenset(["own/vllm:1-ab"])), True),
         ("blobs-of-no-manifest", Roots(weights=frozenset([("a/b", OLD)])), False),
     ],

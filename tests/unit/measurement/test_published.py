@@ -118,6 +118,7 @@ def measured(**more: Any) -> dict[str, Any]:
         ),
         ({"tokens_counted": "unknown"}, {}, ("what the published tokens/s count is not known",), True),
         ({}, {"versions": None}, ("vllm unknown, not 0.9.1",), True),
+        ({}, {"failed": 64, "completed": 576}, ("10% of the requests failed",), True),
     ],
 )
 def test_differences(

@@ -291,3 +291,36 @@ def test_a_history_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert sorted(past) == ["00000000", "00000001"]
     assert [len(values) for values in past["00000000"].values()] == [1]
     assert read_earlier(tmp_path / "missing") == {}
+
+
+@pytest.mark.parametrize(
+    ("failed", "others", "verdict", "reason"),
+    [
+        (0, 0, "ok", ()),
+        (6, 0, "ok", ()),
+        (60, 0, "suspect", ("9% of its requests failed, unlike those of the others",)),
+        (640, 0, "suspect", ("100% of its requests failed, unlike those of the others",)),
+        (60, 60, None, ("9% of its requests failed, as those of the others",)),
+    ],
+)
+def test_an_instance_is_not_ok_by_the_requests_that_did_not_fail(
+    failed: int, others: int, verdict: str | None, reason: tuple[str, ...]
+) -> None:
+    fleet = GpuFleet(nodes=1)
+    rows = fleet.rows()
+    mine = rows[0]["instance"]
+    for item in rows:
+        count = failed if item["instance"] == mine else others
+        item.update(completed=640 - count, failed=count)
+        if count == 640:
+            item.update(output_throughput=0.0, median_tpot_ms=None)
+    found = [item for item in gpu_verdicts(rows, fleet.hosts()) if mine in item.gpu.instances]
+    assert [(item.verdict, item.reasons) for item in found] == [(verdict, reason)]
+    assert bool(found[0].next_step) == (verdict == "suspect")
+
+
+def test_a_search_may_fail_requests() -> None:
+    fleet = GpuFleet(nodes=1)
+    rows = fleet.rows()
+    rows.append({**rows[0], "probe": 1, "completed": 10, "failed": 90})
+    assert {item.verdict for item in gpu_verdicts(rows, fleet.hosts())} == {"ok"}

@@ -77,7 +77,7 @@ def source(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def create(source: Store, tmp_path: Path, run_module: Any) -> Callable[..., Json]:
-    def run(place: str = "bundle", fails: bool = False, check: bool = False, **given: Any) -> Json:
+    def run(place: str = "bundle", fails: bool | None = False, check: bool = False, **given: Any) -> Json:
         args = {
             "state": "created",
             "path": str(tmp_path / place),
@@ -89,7 +89,7 @@ def create(source: Store, tmp_path: Path, run_module: Any) -> Callable[..., Json
             "store": source.root,
         }
         result, failed = run_module(blob_bundle.main, {**args, **given}, check=check)
-        assert failed is fails, result
+        assert fails in (failed, None), result
         return dict(result)
 
     return run
@@ -113,8 +113,8 @@ def load(tmp_path: Path, run_module: Any) -> Callable[..., Json]:
 
 @pytest.fixture
 def verify(tmp_path: Path, run_module: Any) -> Callable[..., Json]:
-    def run(fails: bool = False) -> Json:
-        args = {"state": "verified", "path": str(tmp_path / "bundle")}
+    def run(fails: bool = False, **given: Any) -> Json:
+        args = {"state": "verified", "path": str(tmp_path / "bundle"), **given}
         before = _tree(tmp_path / "bundle")
         result, failed = run_module(blob_bundle.main, args)
         assert failed is fails, result
@@ -384,6 +384,126 @@ def test_a_wrong_blob_of_the_store_does_not_get_into_a_bundle(
     assert source.size(blob) is None
     assert not (tmp_path / "bundle/bundle.json").exists()
     assert "lacks 1 blobs" in create(fails=True, manifests=json.loads(json.dumps(_manifests())))["msg"]
+
+
+BLOB = sha256(CONTENT["model.safetensors"]).hexdigest()
+
+
+def test_a_piece_is_not_written_again_from_a_wrong_blob(
+    create: Any, verify: Any, source: Store, tmp_path: Path
+) -> None:
+    """The blob's last piece, at which it is compared, was written by an earlier run."""
+    create()
+    right = _tree(tmp_path / "bundle")
+    index = json.loads(right["bundle.json"])
+    first = next(
+        volume for volume in index["volumes"] if [BLOB, 0] in [piece[:2] for piece in volume["pieces"]]
+    )
+    _flip(tmp_path / "bundle" / first["name"], first["bytes"] - 5000)
+    _flip(Path(source.path(BLOB)), 100)
+    said = create(fails=True)
+    assert f"{source.path(BLOB)} of model lab/m@1 has other content" in said["msg"]
+    assert source.size(BLOB) is None
+    _fill(source, CONTENT)
+    create()
+    assert _tree(tmp_path / "bundle") == right
+    verify()
+
+
+def test_a_piece_of_a_wrong_blob_does_not_stay_when_the_blob_was_fetched_again(
+    create: Any, verify: Any, source: Store, tmp_path: Path
+) -> None:
+    create("other")
+    _flip(Path(source.path(BLOB)), 100)
+    create(fails=True)  # at the blob's end, when the volumes before it are written
+    assert len(list((tmp_path / "bundle").glob("*.tar"))) > 1
+    _fill(source, CONTENT)
+    create()
+    assert _tree(tmp_path / "bundle") == _tree(tmp_path / "other")
+    verify()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_damaged_meanwhile_a_bundle_that_is_made_is_right(
+    create: Any, verify: Any, source: Store, tmp_path: Path, seed: int
+) -> None:
+    """Volumes and blobs are damaged between runs, and blobs fetched again, in any order."""
+    rng = random.Random(seed)
+    create("other")
+    right = _tree(tmp_path / "other")
+    made = 0
+    for _run in range(6):
+        volumes = sorted((tmp_path / "bundle").glob("*.tar")) if rng.random() < 0.7 else []
+        for path in rng.sample(volumes, min(len(volumes), 2)):
+            _flip(path, rng.randrange(512, path.stat().st_size - 1024))
+        sizes = {name: size for name in source.blobs() if (size := source.size(name))}
+        wrong = rng.sample(sorted(sizes), 1) if rng.random() < 0.5 else []
+        for name in wrong:
+            _flip(Path(source.path(name)), rng.randrange(sizes[name]))
+        if "msg" in create(fails=None):
+            if (tmp_path / "bundle/bundle.json").exists():  # of the earlier run, with volumes damaged since
+                verify(fails=True)
+        else:
+            made += 1
+            assert _tree(tmp_path / "bundle") == right
+            verify()
+        for name in wrong:
+            source.remove(name)
+        _fill(source, CONTENT)
+    assert made
+
+
+def test_pieces_of_no_blob_are_found_although_each_volume_is_as_the_index_says(
+    create: Any, verify: Any, load: Any, tmp_path: Path
+) -> None:
+    """As an earlier release could write it: the other side of an air gap has nothing to fetch it from."""
+    create()
+    path = tmp_path / "bundle/bundle.json"
+    index = json.loads(path.read_text())
+    volumes = [item for item in index["volumes"] if BLOB in [piece[0] for piece in item["pieces"]]]
+    _flip(tmp_path / "bundle" / volumes[1]["name"], 5000)
+    volumes[1]["sha256"] = sha256((tmp_path / "bundle" / volumes[1]["name"]).read_bytes()).hexdigest()
+    path.write_text(json.dumps(index))
+    names = " and ".join(item["name"] for item in volumes)
+    expected = f"sha256:{BLOB} in {names} has other content, as it was written: make the bundle again"
+    assert verify(fails=True)["wrong"] == [expected]
+    assert BLOB in load(fails=True)["msg"]
+
+
+def test_a_lock_file_that_was_lost_is_written_again(create: Any, verify: Any, tmp_path: Path) -> None:
+    create()
+    right = _tree(tmp_path / "bundle")
+    for damage in (Path.unlink, lambda path: path.write_text("another")):
+        damage(tmp_path / "bundle/fleet.lock.json")
+        assert verify(fails=True)
+        assert create()["actions"] == [f"write {tmp_path}/bundle/fleet.lock.json"]
+        assert _tree(tmp_path / "bundle") == right
+        verify()
+    assert not create()["changed"]
+
+
+def test_another_bundle_than_the_wanted_one_is_refused(
+    create: Any, load: Any, verify: Any, target: Store, tmp_path: Path
+) -> None:
+    own = create()["bundle_id"]
+    other = "f" * 64
+    for run in (load, verify):
+        said = run(fails=True, id=other)["msg"]
+        assert f"has the id {own}, and {other} is expected" in said
+    assert not os.path.exists(target.root)
+    # Whatever is changed in the index, the id is another one.
+    path = tmp_path / "bundle/bundle.json"
+    for key, value in (
+        ("about", {"release": "2"}),
+        ("lock", "0" * 64),
+        ("pins", {"images": {}, "models": {}}),
+    ):
+        text = path.read_text()
+        path.write_text(json.dumps({**json.loads(text), key: value}))
+        assert "is expected" in verify(fails=True, id=own)["msg"]
+        path.write_text(text)
+    verify(id=own)
+    assert load(id=own)["changed"]
 
 
 def _manifests() -> list[Json]:
