@@ -49,6 +49,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.model_sources 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout import request
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.live import live_todo
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.proof import proved
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import restrict_to, todo_hosts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import (
     Lease,
@@ -136,6 +137,10 @@ class ActionModule(ControllerAction):
         news = replace(news, warnings=(*news.warnings, *warnings))
         run, of_run = _benchmark_run(knowledge, options, reader, todo, cells, checked.fleet)
         lines = request.explain_request(options, plan, data, rollout, endpoint, others)
+        proof, wrong = proved(options, plan, todo, rollout, endpoint)
+        if wrong and (options["apply"] or options["operation"]):
+            raise FleetError(wrong)
+        lines += [*proof, *(f"site.yml and deploy.yml refuse this: {item.text()}" for item in wrong)]
         text = "\n".join([explain(news, options["explain"]), *lines, *of_run])
         self.show(f"\n{text}")
         if options["plan_file"]:

@@ -93,7 +93,7 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
 
     canary: variables of canaries that are wrong, and why.
     """
-    _unused, problems = parse_policy(_terms(options))
+    _unused, problems = parse_policy(terms(options))
     found = list(problems)
     operation = options.get("operation")
     if options.get("instance") and operation in (UPGRADE, ROLLBACK):
@@ -202,6 +202,12 @@ def requested_measurement(
     return new_instances(plan, _absent(endpoint), batched)
 
 
+def planned_deploy(options: Options, plan: FleetPlan, endpoint: EndpointInputs | None) -> RolloutPlan | None:
+    """Return the batches of a deploy, for a run that only plans; None if it would be refused."""
+    planned, problems = _rollout(options, plan, endpoint, DEPLOY)
+    return None if problems else planned
+
+
 def _absent(endpoint: EndpointInputs | None) -> tuple[tuple[str, str], ...]:
     """Return the load balancers that this run cannot ask, and why."""
     return tuple((host.name, host.absent) for host in endpoint.hosts if host.absent) if endpoint else ()
@@ -261,7 +267,7 @@ def _rollout(
 
     wanted = RolloutRequest(
         operation=operation,
-        values=_terms(options),
+        values=terms(options),
         deployment=options["deployment"],
         instance=options["instance"],
         canary=options["canary"],
@@ -291,7 +297,7 @@ def _refused_stops(
     undrained = undrained_hosts(plan, changed, _absent(endpoint))
     if blind and not stops.balancers:
         return undrained
-    return (*problems, *undrained, *refused_stops(plan, _terms(options), stops, blind))
+    return (*problems, *undrained, *refused_stops(plan, terms(options), stops, blind))
 
 
 def _host_stops(options: Options, plan: FleetPlan) -> tuple[HostStops, tuple[Problem, ...]]:
@@ -316,5 +322,6 @@ def _blind(plan: FleetPlan, others: Collection[str]) -> bool:
     return bool(others) and not plan.balancers
 
 
-def _terms(options: Options) -> dict[str, Any]:
+def terms(options: Options) -> dict[str, Any]:
+    """Return the variables of the operator that limit a rollout."""
     return {f"upgrade_{key}": options[key] for key in ("serial", "min_in", "soak")}

@@ -34,6 +34,7 @@ class Context:
         at_once: the operator accepts that too few serve.
         found: the rules that were broken.
         step: what the run does now.
+        changing: the instances that it changes now.
     """
 
     model: FleetModel
@@ -44,10 +45,11 @@ class Context:
     at_once: bool
     found: list[Violation]
     step: str = ""
+    changing: tuple[Instance, ...] = ()
 
-    def violate(self, rule: str, what: str, *hosts: str, fix: str = "") -> None:
+    def violate(self, rule: str, what: str, *hosts: str) -> None:
         """Note that the present step breaks a rule."""
-        self.found.append(Violation(rule, self.step, what, hosts, fix))
+        self.found.append(Violation(rule, self.step, what, hosts, self.changing))
 
 
 @dataclass(frozen=True)

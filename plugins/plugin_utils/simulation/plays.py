@@ -20,6 +20,7 @@ from ...module_utils.common.generations import (
 from ...module_utils.common.minimum import Count, resolve_count
 from ..endpoint.backends import names_of
 from ..endpoint.balancer_plan import BalancerPlan
+from ..endpoint.servers import Instance
 from .calls import Args, Context, perform, stop_instance
 from .model import FORMER, PRESENT
 
@@ -76,8 +77,10 @@ class Playbook:
         found: Mapping[str, Any] = self.hosts[host]["plan"]
         return found
 
-    def _step(self, text: str, calls: Iterable[tuple[str, str, Args]]) -> None:
-        self.context.step = text
+    def _step(
+        self, text: str, calls: Iterable[tuple[str, str, Args]], changing: Iterable[Instance] = ()
+    ) -> None:
+        self.context.step, self.context.changing = text, tuple(changing)
         perform(self.context, calls, self.checked)
         self.checked()
 
@@ -192,6 +195,9 @@ class Playbook:
 
     def run_phases(self, batch: Mapping[str, Any], phases: Iterable[str]) -> None:
         """Run phases of a batch; all of its hosts go through each phase together."""
+        changing = [
+            (host, name) for unit in batch["units"] for host, _, name in (one.partition("/") for one in unit)
+        ]
         for phase in phases:
             calls = []
             for host in self._rollout_hosts:
@@ -199,7 +205,7 @@ class Playbook:
                 if step:
                     calls.append((host, step["action"], step["args"]))
             if calls:
-                self._step(f"{batch['text']}, phase {phase}", calls)
+                self._step(f"{batch['text']}, phase {phase}", calls, changing)
 
     def _stop(self) -> None:
         hosts = self._rollout_hosts

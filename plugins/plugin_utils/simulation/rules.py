@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE, Count, resolve_count
-from ..endpoint.servers import BackendServer
+from ..endpoint.servers import BackendServer, Instance
 from .model import Asked, FleetModel, Running
 
 CAPACITY, NEEDS, IN_USE, END = "capacity", "needs", "in use", "end"
@@ -22,13 +22,16 @@ CAPACITY, NEEDS, IN_USE, END = "capacity", "needs", "in use", "end"
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a step breaks. step: what the run does then. fix: what an operator can do."""
+    """A rule that a step breaks.
+
+    step: what the run does then. changing: the instances that change in it, as (host, name).
+    """
 
     rule: str
     step: str
     what: str
     hosts: tuple[str, ...] = ()
-    fix: str = ""
+    changing: tuple[Instance, ...] = ()
 
 
 @dataclass(frozen=True)
