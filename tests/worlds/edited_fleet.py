@@ -7,7 +7,7 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import OperationRequest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
@@ -16,6 +16,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
     header_map,
     mark,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import Deployment
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
     balancer_host,
@@ -25,6 +27,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan impor
     EndpointAssets,
     EndpointInputs,
     wanted_files,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import (
+    DeploymentDecision,
+    InstanceFactory,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
@@ -36,11 +42,26 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate
     Terms,
     simulate,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu
 
 from tests.worlds.balancer_world import DRAW, MATERIAL, NEVER, found
-from tests.worlds.plan_world import apply_to_state, fleet, state, workshop
+from tests.worlds.plan_world import LOCK, apply_to_state, fleet, knowledge, render, state
 
 SECRETS = {name: f"sk-instances-{name}-" + "i" * 30 for name in ("first", "second")}
+
+
+class RememberingFactory(InstanceFactory):
+    """What instances are made with; a decision that was taken for an equal deployment is not taken again."""
+
+    remembered: ClassVar[dict[str, DeploymentDecision]] = {}
+
+    def _decision(
+        self, deployment: Deployment, machine: TargetGpu, software: ImageFacts, endpoint: str
+    ) -> DeploymentDecision:
+        key = repr((deployment, machine, software.vllm, software.platform, endpoint))
+        if key not in self.remembered:
+            self.remembered[key] = super()._decision(deployment, machine, software, endpoint)
+        return self.remembered[key]
 
 
 @dataclass(frozen=True)
@@ -111,8 +132,7 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
         generation=given["generation"],
         retry=bool(given["retry"]),
     )
-    shop = workshop()
-    shop.key = key
+    shop = RememberingFactory(knowledge(), LOCK, render(), {}, key)
     whole = fleet(
         states, list(inventory.deployments), groups={"load_balancer": list(inventory.balancers)}, own=own
     )

@@ -209,17 +209,18 @@ def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
         )
     configured, now = balancer.servers(), balancer.haproxy.servers()
     touched = {model for name in request.names for model in configured[name]["models"]}
+    serves = {name for name, server in now.items() if server.up and server.state == "ready"}
     engines = [
         ServingEngine(
             server["deployment"],
             server["instance"],
             (server["host"],),
-            name in now and now[name].up and now[name].state == "ready",
+            name in serves,
             name in request.names,
             tuple(model for model in server["models"] if model in touched),
         )
         for name, server in configured.items()
-        if touched.intersection(server["models"])
+        if touched.intersection(server["models"]) and (name in serves or not server.get("coming"))
     ]
     problems = refusals(engines, min_in, whole_hosts=request.whole_hosts)
     if problems:

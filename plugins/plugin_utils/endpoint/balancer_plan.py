@@ -8,12 +8,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...module_utils.common.generations import BackendInstance
 from ...module_utils.common.instance_key import InstanceKey
 from ..desired.actions import Action
 from ..desired.endpoint_settings import BalancerHost, ObservedBalancer
 from .backends import Backend, names_of
 from .config import backend_json
-from .servers import ANY, BackendServer, Instance, Place, bracketed, seen_servers
+from .servers import (
+    ANY,
+    BackendServer,
+    HostBackends,
+    Instance,
+    Place,
+    bracketed,
+    reached_at,
+    seen_servers,
+)
 
 BALANCER = "balancer"
 """The kind of the action that changes a load balancer's configuration."""
@@ -37,12 +47,13 @@ class ServerNames:
     """A server of an instance while the fleet changes, and afterwards.
 
     during, after: "backend/server" in the configuration of that time; after is "" where that has none. before: it is in
-    the present one.
+    the present one. server: the one during the change.
     """
 
     during: str
     after: str
     before: bool
+    server: BackendServer
 
 
 @dataclass(frozen=True)
@@ -82,11 +93,22 @@ class BalancerPlan:
             item.during for name in instances for item in self.servers.get((host, name), ()) if item.after
         ]
 
-    def returning(self, host: str, instances: Collection[str]) -> list[str]:
-        """Return the servers of these instances as they are at present."""
-        return [
-            item.during for name in instances for item in self.servers.get((host, name), ()) if item.before
-        ]
+    def returning(self, gpu_host: HostBackends, instances: Iterable[BackendInstance]) -> list[str]:
+        """Return the servers of instances of a host that run as they were recorded."""
+        found = []
+        for instance in instances:
+            address, _unused = reached_at(instance, gpu_host, self.host)
+            place = gpu_host.host, instance.name, address, instance.port
+            found += [
+                item.during
+                for item in self.servers.get((gpu_host.host, instance.name), ())
+                if item.server.place == place and set(item.server.models) & set(instance.models)
+            ]
+        return found
+
+    def has(self, host: str, name: str) -> bool:
+        """Return whether an instance is in its present configuration."""
+        return any(item.before for item in self.servers.get((host, name), ()))
 
     def drain_steps(self, gpu_host: str, without: Collection[str] = ()) -> dict[str, list[str]]:
         """Return the servers of one GPU host to drain before it changes, and to return to service afterwards.
@@ -146,7 +168,7 @@ def server_names(
     after = places_of(names_of(backends))
     found: dict[Instance, list[ServerNames]] = {}
     for name, server in names_of(during).items():
-        names = ServerNames(name, continued(server, after), bool(continued(server, before)))
+        names = ServerNames(name, continued(server, after), bool(continued(server, before)), server)
         found.setdefault(server.of, []).append(names)
     return found
 

@@ -36,6 +36,7 @@ class BackendServer:
         models: the model names that it is asked for.
         weight: its share of the requests, relative to others that are asked for the same name.
         number: 1, or more for a further server of the instance at the same port.
+        coming: its instance did not run when this was configured; it is no capacity before it is in service.
     """
 
     host: str
@@ -47,6 +48,7 @@ class BackendServer:
     models: tuple[str, ...] = ()
     weight: int = 1
     number: int = 1
+    coming: bool = False
 
     @property
     def name(self) -> str:
@@ -83,6 +85,7 @@ class BackendServer:
             "models": list(self.models),
             "weight": self.weight,
             "number": self.number,
+            "coming": self.coming,
             "target": self.target,
             "probe": text_hash(probe)[:16],
         }
@@ -100,6 +103,7 @@ class BackendServer:
             tuple(map(str, item.get("models", backend["models"]))),
             int(item.get("weight", 1)),
             int(item.get("number", 1)),
+            bool(item.get("coming")),
         )
 
 
@@ -155,7 +159,7 @@ def wanted_servers(
     unreached: dict[str, None] = {}
     for gpu_host in gpu_hosts:
         for item in routable_instances(gpu_host):
-            address, wrong = _address(item, gpu_host, host)
+            address, wrong = reached_at(item, gpu_host, host)
             if wrong and item.recorded:
                 unreached[item.deployment] = None
                 continue
@@ -182,7 +186,7 @@ def present_servers(host: BalancerHost, gpu_hosts: Iterable[HostBackends]) -> tu
     found = []
     for gpu_host in gpu_hosts:
         for item in filter(_routable, gpu_host.present):
-            address, wrong = _address(item, gpu_host, host)
+            address, wrong = reached_at(item, gpu_host, host)
             if not wrong:
                 found.append(_server(item, gpu_host, address))
     return tuple(found)
@@ -194,7 +198,9 @@ def _server(item: BackendInstance, gpu_host: HostBackends, address: str) -> Back
     )
 
 
-def _address(item: BackendInstance, gpu_host: HostBackends, host: BalancerHost) -> tuple[str, list[Problem]]:
+def reached_at(
+    item: BackendInstance, gpu_host: HostBackends, host: BalancerHost
+) -> tuple[str, list[Problem]]:
     """Return the address where the balancer reaches an instance, and problems.
 
     It is the instance's own address, or its host's if the instance listens on all addresses. A node's record of where
@@ -235,8 +241,10 @@ def changing_servers(
     """
     after = {server.place: server for server in wanted}
     known: dict[Place, set[str]] = {}
+    instances: set[Instance] = set()
     found: list[BackendServer] = []
     for server in present:
+        instances.add(server.of)
         known.setdefault(server.place, set()).update(server.models)
         there = after.get(server.place)
         stay = tuple(name for name in server.models if there and name in there.models)
@@ -248,7 +256,7 @@ def changing_servers(
     for place, server in after.items():
         new = tuple(name for name in server.models if name not in known.get(place, ()))
         if new or place not in known:
-            found.append(replace(server, models=new))
+            found.append(replace(server, models=new, coming=server.of not in instances))
     return tuple(_numbered(found))
 
 

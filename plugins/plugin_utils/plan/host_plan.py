@@ -11,6 +11,7 @@ from ...module_utils.common.paths import container_name
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import Host
 from ..endpoint.balancer_plan import BalancerPlan
+from ..endpoint.servers import HostBackends
 from ..generations.drift import wanted_of
 from ..generations.restore import rollback_resources
 from ..generations.revisions import RevisionChange
@@ -207,6 +208,13 @@ class FleetPlan:
             **({"downloads_at_once": self.downloads_at_once} if self.downloads_at_once else {}),
             **({"downloads": [item.to_json() for item in self.downloads]} if self.downloads else {}),
         }
+
+
+def host_backends(plan: HostPlan, inventory: Host | None = None) -> HostBackends:
+    """Return a host as load balancers reach it, without its instances. inventory: the host with all its deployments."""
+    address = plan.host.address or plan.host.name
+    listens = (one.listen for one in (inventory or plan.host).deployments)
+    return HostBackends(plan.host.name, address, trusted=frozenset({address, *listens}))
 
 
 def _stop_spec(name: str, server: Mapping[str, Any] | None) -> dict[str, Any]:

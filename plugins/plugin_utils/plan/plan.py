@@ -22,7 +22,7 @@ from ..instances.planned import RecordedInstance, Serving, running_member
 from ..placement.layout import Layout, lay_out_fleet
 from .air_gap import nowhere_stored
 from .builds import build_obstacles, build_transfers
-from .host_plan import FleetPlan, HostPlan
+from .host_plan import FleetPlan, HostPlan, host_backends
 from .hub_limits import hub_load
 from .local_repositories import arriving_repositories, repository_obstacles, repository_transfers
 from .model_terms import judge_downloads
@@ -268,18 +268,15 @@ def _host_backends(plan: HostPlan, inventory: Host, with_present: bool) -> HostB
     touched = dict.fromkeys((*plan.stop, *plan.remove, *plan.start))
     weights = {one.name: one.weight for one in inventory.deployments}
     running = [running_member(state, item) for item in state.instances] if state and with_present else ()
-    address = plan.host.address or plan.host.name
 
     def backend(item: Serving) -> BackendInstance:
         return replace(item.backend, weight=weights.get(item.deployment_name, 1))
 
-    return HostBackends(
-        host=plan.host.name,
-        address=address,
+    return replace(
+        host_backends(plan, inventory),
         instances=tuple(map(backend, plan.instances)),
         stopping=tuple(name for name in touched if name in alive),
         untouched=plan.untouched,
         complete=not plan.partial,
         present=tuple(backend(item) for item in running if item),
-        trusted=frozenset({address, *(one.listen for one in inventory.deployments)}),
     )

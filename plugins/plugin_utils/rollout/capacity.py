@@ -57,7 +57,9 @@ def services(members: Sequence[RolloutInstance]) -> tuple[Service, ...]:
             models = item.models if item.starts else item.old_models
             for name in names_of(item.deployment, models):
                 before.setdefault(name, {})[item.present_engine] = item.deployment
-        for name in names_of(item.deployment, item.models) if item.new is not None else ():
+        for name in (
+            names_of(item.deployment, item.models) if item.new is not None and not item.drained else ()
+        ):
             after.setdefault(name, set()).add(item.wanted_engine)
     sets: dict[tuple[frozenset[str], frozenset[str]], list[Name]] = {}
     for name, there in before.items():

@@ -11,7 +11,7 @@ from ..generations.revisions import RevisionChange
 from ..generations.sources import INVENTORY
 from .batches import Batch
 from .capacity import Capacity, services
-from .groups import change_groups
+from .groups import ChangeGroup, change_groups
 from .members import RolloutInstance
 from .schedule import lost_together
 
@@ -31,12 +31,10 @@ def serving_changes(
     partitioned: hosts whose GPUs change in the same run, which drains and starts their instances by itself. at_once:
     nothing changes in batches.
     """
-    batched = {
-        item.id
-        for group in change_groups(members)
-        if not at_once and group.engines_lost and not set(partitioned).intersection(group.hosts)
-        for item in group.members
-    }
+    groups = [
+        group for group in change_groups(members) if not at_once and set(partitioned).isdisjoint(group.hosts)
+    ]
+    batched = {item.id for group in _in_batches(groups) for item in group.members}
     found = []
     for item in members:
         if item.id in batched or not item.changes:
@@ -44,8 +42,18 @@ def serving_changes(
         elif item.host in partitioned:
             found.append(replace(item, changes=False))
         elif item.new is not None:
-            found.append(replace(item, changes=False, starts=True))
+            found.append(replace(item, changes=False, starts=not item.drained))
     return tuple(found)
+
+
+def _in_batches(groups: Sequence[ChangeGroup]) -> list[ChangeGroup]:
+    """Return the groups that serve somebody, and those that have to wait for one of them."""
+    found = {group.key: group for group in groups if group.engines_lost}
+    waiting = [group for group in groups if group.key not in found]
+    while more := [group for group in waiting if not group.after.isdisjoint(found)]:
+        found.update({group.key: group for group in more})
+        waiting = [group for group in waiting if group.key not in found]
+    return list(found.values())
 
 
 def awaited_hosts(

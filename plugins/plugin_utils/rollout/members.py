@@ -28,6 +28,7 @@ class RolloutInstance:
         models, old_models: the names that clients may ask its engine for; () if they reach it in no load balancer.
         changes: this run changes it.
         in_service: it is in service, as far as the load balancers show.
+        drained: the operator has drained it, and it does not enter service by itself.
         headless: it works for another server, and receives no requests.
         starts: it starts before the first batch, and serves from then on.
     """
@@ -43,6 +44,7 @@ class RolloutInstance:
     old_models: tuple[str, ...] = ()
     changes: bool = True
     in_service: bool = True
+    drained: bool = False
     headless: bool = False
     resources_known: bool = True
     starts: bool = False

@@ -27,7 +27,7 @@ from ..generations.revisions import RevisionChange
 from ..generations.sources import INVENTORY
 from ..instances.planned import Planned, RecordedInstance, Serving, recorded_instance
 from ..plan.actions import PARTITION_KINDS
-from ..plan.host_plan import FleetPlan, HostPlan
+from ..plan.host_plan import FleetPlan, HostPlan, host_backends
 from ..text import plural
 from .batches import Batch, CanaryProgress, Rollout, plan_rollout
 from .deploy import awaited_hosts, operation_of, serving_changes
@@ -49,7 +49,14 @@ from .steps import (
     steps_of,
     trial_record,
 )
-from .stopping import HostStops, known_engines, partitioned_hosts, stop_problems, undrained_problems
+from .stopping import (
+    HostStops,
+    known_engines,
+    outside_members,
+    partitioned_hosts,
+    stop_problems,
+    undrained_problems,
+)
 
 Data = Mapping[str, Any]
 Absent = Iterable[tuple[str, str]]
@@ -144,7 +151,12 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     hosts = {host.host.name: _HostRollout(host, revisions, plan.balancers) for host in plan.hosts}
     continued = wanted.operation in (DEPLOY, UPGRADE)
     trials = _trials(hosts.values(), revisions) if continued else {}
-    members = sorted_members(member for host in hosts.values() for member in host.members(wanted, trials))
+    members = sorted_members(
+        (
+            *(member for host in hosts.values() for member in host.members(wanted, trials)),
+            *outside_members(plan),
+        )
+    )
     if wanted.operation in MEASUREMENTS:
         members = with_head(members)
     operations = {name: operation_of(wanted.operation, revision) for name, revision in revisions.items()}
@@ -156,7 +168,7 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
         judged = {**trials, **back}
     if wanted.operation == STOP and not (wanted.at_once or wanted.blind):
         also = [balancer.host.name for balancer in plan.balancers]
-        problems = (*problems, *refusals(known_engines(plan, members), policy.min_available, also))
+        problems = (*problems, *refusals(known_engines(members), policy.min_available, also))
     if wanted.operation == STOP and not wanted.at_once:
         routed = any(hosts[item.host].is_routed(item.name) for item in members if item.changes)
         problems = (*problems, *(undrained_problems(wanted.absent, WORD) if routed else ()))
@@ -245,9 +257,10 @@ def refused_stops(
     revisions = {revision.deployment: revision for revision in plan.revisions}
     hosts = [_HostRollout(host, revisions, plan.balancers) for host in plan.hosts]
     members = [member for host in hosts for member in host.members(RolloutRequest(RESTART), {})]
+    members += outside_members(plan)
     also = [balancer.host.name for balancer in plan.balancers]
     stops = replace(stops, min_in=policy.min_available, limit_also=also)
-    return (*problems, *stop_problems([] if blind else known_engines(plan, members), stops))
+    return (*problems, *stop_problems([] if blind else known_engines(members), stops))
 
 
 def undrained_hosts(plan: FleetPlan, names: Collection[str], absent: Absent) -> tuple[Problem, ...]:
@@ -338,6 +351,7 @@ class _HostRollout:
                 models=_models(item or (known if stays else None)),
                 old_models=_models(known or item),
                 in_service=bool(found and found.state == "running" and found.ready and self._in(name, known)),
+                drained=self._drained(name),
                 headless=any(one.member.headless for one in (item or known,) if one),
                 resources_known=not there or place is not None,
             )
@@ -394,18 +408,21 @@ class _HostRollout:
     def _equal(found: ObservedInstance | None, item: Serving | None) -> bool:
         return bool(found and item and found.spec_hash == item.spec_hash)
 
-    def _in(self, name: str, known: RecordedInstance | None) -> bool:
-        """A load balancer that runs sends it requests, and the operator has not drained it."""
+    def _drained(self, name: str) -> bool:
+        """The operator has drained it in a load balancer."""
         running = [item.host.observed for item in self.balancers if item.host.observed]
-        drained = any(
+        return any(
             entry.get("by") == OPERATOR and instance_of(server) == f"{self.name}.{name}"
             for observed in running
             for server, entry in observed.drained.items()
         )
+
+    def _in(self, name: str, known: RecordedInstance | None) -> bool:
+        """A load balancer that runs sends it requests, and the operator has not drained it."""
         there = [item for item in self.balancers if item.host.observed and item.host.observed.running]
         head = not (known and known.member.headless) and _models(known)
-        asked = not there or not head or any(item.returning(self.name, [name]) for item in there)
-        return asked and not drained
+        asked = not there or not head or any(item.has(self.name, name) for item in there)
+        return asked and not self._drained(name)
 
     def work(self, batch: Batch, trial: CanaryProgress | None, changed: Collection[str]) -> Work:
         """This host's part of a batch. changed: what has changed in earlier batches."""
@@ -423,12 +440,10 @@ class _HostRollout:
             servers=[self.server(name) for name in comes],
             remove=[name for name in names if name in gone],
             leave=self._servers(leaving=[*names, *reference]),
-            enter=self._servers(entering=[*comes, *as_new], returning=as_old),
+            enter=self._servers(entering=[*comes, *as_new], returning=map(self.known, as_old)),
             old_servers=[known.server for known in back.values() if known],
             old_remove=[name for name, known in back.items() if known is None and name not in self.running],
-            enter_old=self._servers(
-                entering=as_new, returning=[*(name for name, known in back.items() if known), *as_old]
-            ),
+            enter_old=self._servers(entering=as_new, returning=[*back.values(), *map(self.known, as_old)]),
             lost=[name for name, known in back.items() if known is None and name in self.running],
             spans=any(item.id in spans for item in members),
             measured=[
@@ -468,15 +483,20 @@ class _HostRollout:
         return (history.trial.baseline.get("found") or {}) if history and history.trial else {}
 
     def _servers(
-        self, leaving: Sequence[str] = (), entering: Sequence[str] = (), returning: Sequence[str] = ()
+        self,
+        leaving: Sequence[str] = (),
+        entering: Sequence[str] = (),
+        returning: Iterable[RecordedInstance | None] = (),
     ) -> list[dict[str, Any]]:
         """Servers in each load balancer: of instances that leave it, enter as they will be, or return as they are."""
+        backends = [item.backend for item in returning if item]
+        host = host_backends(self.plan)
         found = []
         for balancer in self.balancers:
             servers = [
                 *balancer.leaving(self.name, leaving),
                 *balancer.entering(self.name, entering),
-                *balancer.returning(self.name, returning),
+                *balancer.returning(host, backends),
             ]
             if servers:
                 found.append({"balancer": balancer.host.name, "servers": sorted(servers, key=natural)})

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.minimum import WORD, Count, ServingEngine, refusals, resolve_count
 from ..desired.endpoint_settings import NOT_IN_RUN
-from ..endpoint.servers import seen_servers
+from ..endpoint.servers import Instance, seen_servers
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan
-from .members import RolloutInstance
+from .members import InstanceResources, RolloutInstance
 from .policy import DEFAULT_SERIAL
 
 
@@ -56,17 +56,13 @@ def undrained_problems(absent: Iterable[tuple[str, str]], word: str = "") -> Ite
             yield Problem(("--limit",), what, fix + lost)
 
 
-def known_engines(plan: FleetPlan, members: Iterable[RolloutInstance]) -> list[ServingEngine]:
-    """Return the engines that this run knows; those that change are taken.
-
-    Of hosts outside this run it knows what the load balancers' files name. They count as serving, since the load
-    balancers themselves are asked before anything stops; those of hosts that were not reached do not.
-    """
+def known_engines(members: Iterable[RolloutInstance]) -> list[ServingEngine]:
+    """Return the engines that this run knows; those that change are taken."""
     groups: dict[str, list[RolloutInstance]] = {}
     for item in members:
         if item.exists:
             groups.setdefault(item.present_engine, []).append(item)
-    found = [
+    return [
         ServingEngine(
             items[0].deployment,
             items[0].name,
@@ -77,24 +73,41 @@ def known_engines(plan: FleetPlan, members: Iterable[RolloutInstance]) -> list[S
         )
         for items in groups.values()
     ]
-    here, lost = {host.host.name for host in plan.hosts}, {name for name, _unused in plan.unreachable}
-    outside: dict[str, ServingEngine] = {}
+
+
+NOWHERE = InstanceResources(frozenset(), frozenset())
+
+
+def outside_members(plan: FleetPlan) -> list[RolloutInstance]:
+    """Return the instances of hosts outside this run, as far as the load balancers' files name them.
+
+    They count as serving, since the load balancers themselves are asked before anything stops; those of hosts that were
+    not reached, or were left out, do not.
+    """
+    here = {host.host.name for host in plan.hosts}
+    lost = {name for name, _unused in (*plan.unreachable, *plan.excluded)}
+    found: dict[Instance, RolloutInstance] = {}
     for balancer in plan.balancers:
         seen = balancer.host.observed
         for name, server in seen_servers(seen.config if seen else {}).items():
-            if server.host not in here:
-                drained = name in (seen.drained if seen else ())
-                key = f"{server.host}/{server.instance} {' '.join(server.models)}"
-                there = outside.get(key)
-                outside[key] = ServingEngine(
-                    server.deployment,
-                    server.instance,
-                    (server.host,),
-                    (there is None or there.serves) and not drained and server.host not in lost,
-                    False,
-                    server.models,
-                )
-    return [*found, *outside.values()]
+            if server.host in here:
+                continue
+            drained = name in (seen.drained if seen else ())
+            there = found.get(server.of)
+            models = tuple(dict.fromkeys((*(there.models if there else ()), *server.models)))
+            found[server.of] = RolloutInstance(
+                host=server.host,
+                name=server.instance,
+                deployment=server.deployment,
+                old=NOWHERE,
+                new=NOWHERE if any(item.after for item in balancer.servers.get(server.of, ())) else None,
+                models=models,
+                old_models=models,
+                changes=False,
+                in_service=(there is None or there.in_service) and not drained and server.host not in lost,
+                drained=server.host in lost,
+            )
+    return list(found.values())
 
 
 def stop_problems(engines: Sequence[ServingEngine], stops: HostStops) -> tuple[Problem, ...]:

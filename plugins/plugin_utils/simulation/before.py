@@ -111,7 +111,7 @@ def first_model(plan: FleetPlan, known: Templates) -> FleetModel:
     """
     instances = [item for host in plan.hosts for item in _observed(host.host, known)]
     here = {host.host.name for host in plan.hosts}
-    lost = dict(plan.unreachable)
+    lost = {name for name, _unused in (*plan.unreachable, *plan.excluded)}
     balancers = [_balancer(item) for item in plan.balancers]
     outside: dict[Instance, Running] = {}
     for balancer in balancers:

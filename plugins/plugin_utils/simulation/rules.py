@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE, Count, resolve_count
@@ -49,16 +49,22 @@ def requirements(
     model: FleetModel,
     afterwards: Mapping[str, Iterable[BackendServer]],
     min_available: Count | None,
+    lost: Collection[str] = (),
 ) -> dict[Asked, Requirement]:
     """Return what has to stay in service, for each name that a load balancer is asked for before and after the run.
 
-    afterwards: the servers of each load balancer after the run. By default a single engine need not stay.
+    afterwards: the servers of each load balancer after the run, on hosts that answer. By default a single engine need
+    not stay. lost: hosts that do not answer, of which it is not known what runs.
     """
     found = {}
     for balancer in model.balancers.values():
         if balancer.absent or not balancer.exists or balancer.name not in afterwards:
             continue
-        before = _engines(balancer.servers.values())
+        before = _engines(
+            server
+            for server in balancer.servers.values()
+            if server.host in lost or set(server.models) & set(_models_of(model, server))
+        )
         after = _engines(afterwards[balancer.name])
         for name, engines in before.items():
             if name not in after:
@@ -72,6 +78,12 @@ def requirements(
                 tuple(dict.fromkeys(engines.values())), total, first, least, len(after[name])
             )
     return found
+
+
+def _models_of(model: FleetModel, server: BackendServer) -> tuple[str, ...]:
+    """Return the names that the instance of a server answers to; the server's if no record has the instance."""
+    item = model.instances.get(server.of)
+    return () if item is None else item.models or server.models
 
 
 def _engines(servers: Iterable[BackendServer]) -> dict[str, dict[tuple[str, str], str]]:

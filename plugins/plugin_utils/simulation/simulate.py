@@ -101,7 +101,12 @@ def simulate(
     known = templates(plan)
     model = first_model(plan, known)
     afterwards = {item.host.name: tuple(names_of(item.backends).values()) for item in plan.balancers}
-    required = requirements(model, afterwards, terms.min_available)
+    lost = {name for name, _unused in (*plan.unreachable, *plan.excluded)}
+    able = {
+        name: [server for server in servers if server.host not in lost]
+        for name, servers in afterwards.items()
+    }
+    required = requirements(model, able, terms.min_available, lost)
     context = Context(
         model,
         known,

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to a fleet between two runs: one that died half-way, a hold, a host that is down, a drain by hand."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import PARTITION_KINDS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FleetModel, Running
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import Terms, simulate
+from hypothesis import strategies as st
+
+from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, configured
+
+Draw = Callable[[Any], Any]
+SINCE = "2026-11-21T23:00:00Z"
+
+
+@dataclass
+class Moment:
+    """A fleet between two steps of a run."""
+
+    step: str
+    instances: list[Running] = field(default_factory=list)
+    servers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    drained: dict[str, set[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: str, model: FleetModel) -> Moment:
+        """Keep what the model is now."""
+        balancers = model.balancers.values()
+        return cls(
+            step,
+            list(model.instances.values()),
+            {item.name: dict(item.servers) for item in balancers if item.exists},
+            {item.name: set(item.drained) for item in balancers if item.exists},
+        )
+
+
+def moments(done: Planned, **terms: Any) -> list[Moment]:
+    """The fleet after each step of a run."""
+    found: list[Moment] = []
+    simulate(
+        done.plan,
+        done.todo,
+        done.operation,
+        Terms(**terms),
+        lambda step, model: found.append(Moment.of(step, model)),
+    )
+    return found
+
+
+def may_die(done: Planned) -> bool:
+    """A run whose moments are known: of a change of partition modes only the end is."""
+    return not any(action.kind in PARTITION_KINDS for host in done.plan.hosts for action in host.actions)
+
+
+def died_at(moment: Moment, done: Planned, inventory: Inventory, site: Site) -> Site:
+    """What the hosts have when the controller of a run died at a moment, after it had recorded the generations."""
+    after = carried_out(done, inventory, site)
+    running: dict[str, list[Running]] = {}
+    for item in moment.instances:
+        running.setdefault(item.host, []).append(item)
+    for host in done.plan.hosts:
+        name = host.host.name
+        after.states[name]["instances"] = [
+            {
+                "name": item.name, "deployment": item.deployment, "state": "running", "spec_hash": item.spec,
+                "artefact_hash": item.spec, "exit_code": 0, "ready": item.ready,
+            }
+            for item in running.get(name, ())
+        ]  # fmt: skip
+    for entry in done.todo:
+        _note_trials(after.states.get(entry["name"], {}), entry["plan"])
+    for balancer in done.plan.balancers:
+        after.seen[balancer.host.name] = _balancer_then(balancer, moment, site)
+    return after
+
+
+def _note_trials(state: dict[str, Any], part: dict[str, Any]) -> None:
+    for binding in part.get("bindings") or ():
+        for history in state.get("generations") or ():
+            if binding.get("trial") and history["deployment"] == binding["deployment"]:
+                history["trial"] = {**copy.deepcopy(binding["trial"]), "since": SINCE}
+
+
+def _balancer_then(balancer: BalancerPlan, moment: Moment, site: Site) -> dict[str, Any]:
+    name = balancer.host.name
+    servers = moment.servers.get(name)
+    if servers is None:
+        return copy.deepcopy(site.seen.get(name) or {}) or configured_never()
+    seen = copy.deepcopy(site.seen.get(name))
+    for which, backends in (("files_before", balancer.during), ("files", balancer.backends)):
+        if servers == names_of(backends):
+            seen = configured(balancer, which)
+    assert seen is not None
+    out = {key: entry for key, entry in (seen["out"] or {}).items() if entry["by"] == "operator"}
+    for server in moment.drained[name] - out.keys():
+        out[server] = {"state": "drain", "by": "run", "run": "r", "since": SINCE, "command": "site.yml"}
+    return {**seen, "out": out or None}
+
+
+def configured_never() -> dict[str, Any]:
+    """A host on which no load balancer was configured yet."""
+    from tests.worlds.balancer_world import NEVER
+
+    return dict(NEVER)
+
+
+def hold(draw: Draw, site: Site) -> Site:
+    """A deployment is held at what it runs, as after a release that was turned back."""
+    after = Site(copy.deepcopy(site.states), copy.deepcopy(site.seen))
+    names = sorted(
+        {item["deployment"] for state in site.states.values() for item in state.get("generations") or ()}
+    )
+    if names:
+        name = draw(st.sampled_from(names))
+        for state in after.states.values():
+            for history in state.get("generations") or ():
+                if history["deployment"] == name and history["kept"]:
+                    number = history["kept"][-1]["generation"]
+                    history["held"] = {"generation": number, "why": "slower", "since": SINCE}
+    return after
+
+
+def drain(draw: Draw, site: Site) -> Site:
+    """The operator has drained an instance, in every load balancer."""
+    after = Site(copy.deepcopy(site.states), copy.deepcopy(site.seen))
+    names = sorted(
+        {
+            (server["host"], server["instance"])
+            for seen in site.seen.values()
+            for backend in seen["config"]["backends"]
+            for server in backend["servers"]
+        }
+    )
+    if names:
+        of = draw(st.sampled_from(names))
+        for seen in after.seen.values():
+            for backend in seen["config"]["backends"]:
+                for server in backend["servers"]:
+                    if (server["host"], server["instance"]) == of:
+                        entry = {"state": "drain", "by": "operator", "since": SINCE}
+                        seen["out"] = {**(seen["out"] or {}), f"{backend['name']}/{server['name']}": entry}
+    return after
