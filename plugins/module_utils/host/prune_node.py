@@ -32,7 +32,7 @@ from ..common.prune import (
 )
 from ..common.run_lock import run_lock
 from ..docker import image_api
-from ..docker.build import LABEL as BUILT
+from ..docker.build_plan import LABEL as BUILT
 from ..docker.client import Conflict, DockerClient, Json, NotFound, Query
 from ..observe.generations import read_generations
 from ..observe.source import Source, listing

@@ -18,13 +18,10 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.docker import client
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import build, client
 from ansible_collections.instinct.fleet.plugins.module_utils.docker import inspect_image as ask_of_the_module
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import (
-    _buildkit,
-    build_plan,
-    decisive,
-)
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import _buildkit, decisive
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.build_plan import build_plan
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.images import explain_pull, parse_pull
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_image import container_of
 from ansible_collections.instinct.fleet.plugins.modules import vllm_image
@@ -550,6 +547,13 @@ def test_an_image_built_before_only_gets_its_tag(docker: FakeDocker, run_module:
         (
             {
                 "git": GIT,
+                "docker": """case "$1" in build) trap '' TERM; while :; do sleep 600; done;; esac""",
+            },
+            "not done after 1 s",
+        ),
+        (
+            {
+                "git": GIT,
                 "docker": 'case "$1" in buildx) exit 1;; --version) echo "Docker version 27.5.1, build x";;'
                 ' build) echo "the --mount option requires BuildKit, not $DOCKER_BUILDKIT"; exit 1;; esac',
             },
@@ -572,6 +576,39 @@ def test_a_build_that_fails_says_why(
     assert failed
     assert words in result["msg"]
     assert not list(Path(paths.DATA_DIR).glob("build/*"))
+
+
+@pytest.mark.parametrize(
+    ("scripts", "words"),
+    [
+        ({"git": GIT.replace("exit 1", "exec sleep 600")}, "rev-parse --verify"),
+        ({"docker": 'case "$1" in buildx) exec sleep 600;; esac'}, "docker buildx version"),
+        ({"docker": 'case "$1" in buildx) exit 1;; --version) exec sleep 600;; esac'}, "docker --version"),
+        (
+            {
+                "git": GIT.replace('touch "', 'echo FROM a:1 > "'),
+                "docker": 'case "$1" in image) exec sleep 600;; esac',
+            },
+            "docker image inspect",
+        ),
+    ],
+)
+def test_a_build_does_not_wait_for_what_does_not_answer(
+    scripts: dict[str, str],
+    words: str,
+    docker: FakeDocker,
+    run_module: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "_QUICK_SECONDS", 1)
+    tools(tmp_path, monkeypatch, **{"git": GIT, "docker": "", **scripts})
+    result, failed = run_module(
+        vllm_image.main, {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path}
+    )
+    assert failed
+    assert words in result["msg"]
+    assert "gave no answer within 1 s, and was killed" in result["msg"]
 
 
 def test_the_hash_covers_every_input() -> None:
