@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ..common.files import make_private, sync_directory, write_atomic
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError
+from ..common.untrusted_tree import publish_tree
 from ..docker.client import DockerClient
 from . import paths
 from .containers import ContainerRun, run_container
@@ -91,6 +92,7 @@ def install(client: DockerClient, wanted: EnvironmentRequest) -> None:
     if code != 0:
         shutil.rmtree(part, ignore_errors=True)
         raise NodeError(_failure(wanted, code, log), log=log[-20:], changed=True)
+    publish_tree(part, programs=True)
     write_atomic(
         os.path.join(part, COMPLETE), json.dumps({"image": wanted.image, "id": wanted.image_id}), 0o644
     )

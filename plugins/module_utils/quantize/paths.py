@@ -19,7 +19,11 @@ CALIBRATION_MOUNT = "/quantize/calibration"
 JOB_MOUNT = "/quantize/job"
 
 RECORD = "quantization.json"  # in the output: what it was made of
-OUTPUT, JOB, REPORT_FILE = "output", "job.json", "report.json"
+OUTPUT, JOB = "output", "job.json"
+SHARED, REPORT_FILE = (
+    "shared",
+    "report.json",
+)  # below a work_dir: what the container writes, and what it cannot
 
 # The Python that runs vLLM need not be the first in PATH.
 FIND_PYTHON = """\
@@ -36,7 +40,7 @@ def environment_dir(key: str) -> str:
 
 
 def work_dir(key: str) -> str:
-    """Return the directory of a job; on the file system of the outputs, so that a finished one is renamed."""
+    """Return the directory of a job, for root only; on the file system of the outputs, so that they are renamed."""
     return f"{MODELS}/.work/{key}"
 
 

@@ -98,15 +98,14 @@ def take_repository(store: Store, repository: LocalRepository, name: str, whole:
         if whole:
             raise NodeError(f"{path} has no {MANIFEST}, so this host cannot give it to others. {REPAIR}")
         return TakenRepository(None, ManifestDifference())
+    cache = repository.hashes(text)
+    forget_hashes(cache)
     try:
-        files = listed_files(text, repository)
+        files, found = listed_files(text, repository), hash_directory(path, cache, links=False)
     except NodeError:
         if whole:
             raise
         return TakenRepository(None, ManifestDifference((MANIFEST,)))
-    cache = repository.hashes(text)
-    forget_hashes(cache)
-    found = hash_directory(path, cache)
     wrong = difference(files, found)
     _remove_wrong(store, {files[item] for item in (*wrong.changed, *wrong.missing)})
     right = {item: sha256 for item, sha256 in files.items() if found.get(item) == sha256}
@@ -135,7 +134,7 @@ def reread(repository: LocalRepository) -> ManifestDifference:
     text = read_text(os.path.join(repository.path, MANIFEST)) or ""
     files, cache = listed_files(text, repository), repository.hashes(text)
     forget_hashes(cache)
-    return difference(files, hash_directory(repository.path, cache))
+    return difference(files, hash_directory(repository.path, cache, links=False))
 
 
 def listed_files(text: str, repository: LocalRepository) -> dict[str, str]:

@@ -23,6 +23,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.quantize import (
     paths,
 )
 
+from tests.helpers.hostile_tree import outside_of, state
 from tests.worlds.fake_docker import FakeContainer, FakeDocker, serve_until_stopped
 from tests.worlds.gpu_tree import Tree
 from tests.worlds.quantize_world import planned, quantized_tensors, write_model, write_tensors
@@ -216,12 +217,107 @@ def test_what_was_made_before_the_controller_died_is_published(tmp_path: Path, d
     source = write_model(tmp_path / "source")
     given = params(source)
     work = Path(paths.work_dir(given["job"]["key"]))
-    (work / paths.OUTPUT).mkdir(parents=True)
-    (work / paths.OUTPUT / "config.json").write_text("{}")
+    (work / paths.SHARED / paths.OUTPUT).mkdir(parents=True)
+    (work / paths.SHARED / paths.OUTPUT / "config.json").write_text("{}")
     (work / paths.REPORT_FILE).write_text(json.dumps(REPORT_OK))
     docker.programs["instinct-quantize-"] = reports(1)
     docker.programs[environment.CONTAINER] = lambda container: 0
     assert os.path.exists(run(docker, given)["path"])
+
+
+def hostile(output: Path, outside: Path, what: str) -> str:
+    """Leave what must not be in an output; return the end of its path."""
+    if what == "output":
+        output.rename(output.parent / "away")
+        output.symlink_to(outside)
+        return "shared/output"
+    path = output / what
+    path.unlink(missing_ok=True)
+    if what == "extra.json":
+        path.symlink_to(outside / "secret")
+    elif what == "d":
+        path.symlink_to(outside / "directory")
+    elif what == "shared.bin":
+        os.link(outside / "secret", path)
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    return f"shared/output/{what}"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "what", ["output", "extra.json", "d", "shared.bin", "pipe", "README.md", paths.RECORD, "manifest.json"]
+)
+def test_what_a_container_leaves_in_its_output_is_not_followed(
+    what: str, tmp_path: Path, docker: FakeDocker, home: Path
+) -> None:
+    outside = outside_of(tmp_path)
+    before, said = state(outside), []
+
+    def program(container: FakeContainer) -> int:
+        code = quantizes(container)
+        if container.name != environment.CONTAINER:
+            said.append(hostile(place(container, paths.JOB_MOUNT) / paths.OUTPUT, outside, what))
+        return code
+
+    docker.programs["instinct-quantize-"] = program
+    with pytest.raises(NodeError) as error:
+        run(docker, params(write_model(tmp_path / "source")))
+    assert f"{said[-1]} " in str(error.value)
+    assert state(outside) == before
+    assert [path.name for path in (home / "models").iterdir()] == [".work"]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "setuid"])
+def test_what_a_container_leaves_among_packages_is_not_followed(
+    kind: str, tmp_path: Path, docker: FakeDocker, home: Path
+) -> None:
+    outside = outside_of(tmp_path)
+    before = state(outside)
+
+    def installs(container: FakeContainer) -> int:
+        path = place(container, paths.ENV_MOUNT) / "package"
+        if kind == "link":
+            path.symlink_to(outside / "secret")
+        elif kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.write_text("")
+            path.chmod(0o4777)
+        return 0
+
+    docker.programs[environment.CONTAINER] = installs
+    if kind == "setuid":
+        run(docker, params(write_model(tmp_path / "source")))
+        (path,) = (home / "quantize").glob("env-*/package")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    else:
+        with pytest.raises(NodeError, match=r"env-\w+\.part/package is a"):
+            run(docker, params(write_model(tmp_path / "source")))
+        assert not list((home / "quantize").glob("env-*/complete.json"))
+    assert state(outside) == before
+
+
+def test_a_container_cannot_say_for_a_later_call_that_its_job_succeeded(
+    tmp_path: Path, docker: FakeDocker, home: Path
+) -> None:
+    source = write_model(tmp_path / "source")
+
+    def claims(container: FakeContainer) -> int:
+        if container.name != environment.CONTAINER:
+            mount = place(container, paths.JOB_MOUNT)
+            (mount / paths.REPORT_FILE).write_text(json.dumps(REPORT_OK))
+            (mount / paths.OUTPUT).mkdir()
+            assert stat.S_IMODE(mount.parent.stat().st_mode) == 0o700  # its setuid files are for nobody
+        return serve_until_stopped(container)
+
+    docker.programs["instinct-quantize-"] = claims
+    for _unused in range(2):
+        with pytest.raises(NodeError, match="It continues in container"):
+            run(docker, params(source, timeout=0.2))
+    assert [path.name for path in (home / "models").iterdir()] == [".work"]
 
 
 def test_check_mode_shows_the_containers_and_touches_nothing(
