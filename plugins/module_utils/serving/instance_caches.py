@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import tarfile
 import tempfile
 import zlib
@@ -20,8 +19,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..common import paths
+from ..common.beneath import read_below, write_below
 from ..common.disk_space import free_bytes, sized
-from ..common.files import make_private, write_atomic
+from ..common.files import make_private
 from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..common.transfer_names import caches_name
@@ -87,24 +87,15 @@ def parse_bundles(items: Mapping[str, Mapping[str, Any]]) -> dict[str, CacheBund
 def warm_key(directory: str) -> str:
     """Return the key of what is in a cache directory; "" if unknown. A container may have written anything there."""
     try:
-        descriptor = os.open(
-            f"{directory}/{MARKER}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )
-    except OSError:
+        key = str(json.loads(read_below(directory, MARKER, _MARKER_BYTES) or "")["key"])
+    except (NodeError, ValueError, KeyError, TypeError):
         return ""
-    with os.fdopen(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return ""
-        try:
-            key = str(json.loads(stream.read(_MARKER_BYTES))["key"])
-        except (ValueError, KeyError, TypeError):
-            return ""
     return key if KEY.fullmatch(key) else ""
 
 
 def _mark(instance: CachedInstance, sha256: str) -> None:
     text = json.dumps({"key": instance.key, "sha256": sha256})
-    write_atomic(f"{instance.directory}/{MARKER}", text + "\n", 0o600)
+    write_below(instance.directory, MARKER, text + "\n", 0o600)
 
 
 def _record(store: Store, key: str, sha256: str, size: int) -> None:
