@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -92,28 +91,6 @@ def read_below(top: str, path: str, limit: int = 2**20) -> str | None:
     if len(data) > limit:
         raise refusal(os.path.join(top, path), f"has more than {limit} bytes")
     return data.decode("utf-8", "replace")
-
-
-def write_below(top: str, path: str, text: str, mode: int) -> None:
-    """Replace a file atomically; missing directories are made. What is on disk under its name is complete."""
-    parent, name = os.path.split(path)
-    temporary = f".{name[:200]}.{secrets.token_hex(8)}"
-    with directory_below(top, parent, make=True) as inside:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600, dir_fd=inside)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                os.fchmod(descriptor, mode)
-                stream.write(text.encode())
-                stream.flush()
-                os.fsync(descriptor)
-            try:
-                os.replace(temporary, name, src_dir_fd=inside, dst_dir_fd=inside)
-            except IsADirectoryError as error:
-                raise refusal(os.path.join(top, path), "is a directory") from error
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=inside)
-        os.fsync(inside)
 
 
 def names_below(top: str, path: str = "") -> list[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Callable
 
 from .beneath import NO_LINK, directory_below, refusal
+from .module_main import NodeError
 
 DEEPEST = 64  # directories in one another: a descriptor is open for each
 _KINDS = {
@@ -100,20 +101,13 @@ def checked(top: str, path: str = "", accepts: Accepts = never) -> Iterator[Tree
         yield entry
 
 
-def set_mode(entry: TreeEntry, mode: int, owner: tuple[int, int] | None = None) -> None:
-    """Set the mode, and the owner if given, of the very file or directory of an entry, and bring it to disk."""
+def set_mode(entry: TreeEntry, mode: int) -> None:
+    """Set the mode of the very file or directory of an entry. Raise NodeError if something else has its name by now."""
     descriptor = _opened(entry, 0)
     try:
-        _settle(descriptor, mode, owner)
+        os.fchmod(descriptor, mode)
     finally:
         os.close(descriptor)
-
-
-def _settle(descriptor: int, mode: int, owner: tuple[int, int] | None) -> None:
-    if owner is not None:
-        os.fchown(descriptor, *owner)
-    os.fchmod(descriptor, mode)
-    os.fsync(descriptor)
 
 
 def publish_tree(top: str, path: str = "", programs: bool = False) -> dict[str, int]:
@@ -124,16 +118,32 @@ def publish_tree(top: str, path: str = "", programs: bool = False) -> dict[str, 
     """
     for _entry in checked(top, path):
         pass
-    own, sizes = (os.geteuid(), os.getegid()), {}
+    sizes = {}
     for entry in checked(top, path):
+        descriptor = _opened(entry, 0)
+        try:
+            program = programs and entry.status.st_mode & stat.S_IXUSR
+            _publish(descriptor, entry.full, 0o755 if program or entry.is_kind(stat.S_IFDIR) else 0o644)
+        finally:
+            os.close(descriptor)
         if entry.is_kind(stat.S_IFREG):
             sizes[entry.path] = entry.status.st_size
-            set_mode(entry, 0o755 if programs and entry.status.st_mode & stat.S_IXUSR else 0o644, own)
-        else:
-            set_mode(entry, 0o755, own)
     with directory_below(top, path) as inside:
-        _settle(inside, 0o755, own)
+        _publish(inside, os.path.join(top, path), 0o755)
     return sizes
+
+
+def _publish(descriptor: int, name: str, mode: int) -> None:
+    try:
+        os.fchown(descriptor, os.geteuid(), os.getegid())
+        os.fchmod(descriptor, mode)
+        os.fsync(descriptor)
+    except OSError as error:
+        raise NodeError(
+            f"{name} cannot be brought to disk: {error.strerror}. Check the disk and its file system (dmesg), and run "
+            "again.",
+            changed=True,
+        ) from error
 
 
 def _opened(entry: TreeEntry, flags: int) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.beneath import write_below
 from ..common.disk_space import sized
 from ..common.files import make_private, read_text, sync_directory, write_atomic
 from ..common.model_manifest import (
@@ -27,6 +26,7 @@ from ..common.model_manifest import (
 from ..common.module_main import NodeError
 from ..common.probe_output import REPORT
 from ..common.untrusted_tree import publish_tree
+from ..common.write_below import write_below
 from ..docker.client import DockerClient, Json
 from . import paths
 from .containers import ContainerRun, is_running, run_container, stop_and_remove
@@ -220,8 +220,8 @@ def publish(job: QuantizeJob, report: Mapping[str, Any]) -> Json:
     kept = {
         key: report[key] for key in ("versions", "quantized", "excluded", "left", "unmatched", "kv_scales")
     }
-    error = {"worst": report["worst"], "mean": report["mean_relative_error"], "matrices": report["compared"]}
-    record = {**job.record, "key": job.key, "result": {**kept, "relative_error": error}}
+    off = {"worst": report["worst"], "mean": report["mean_relative_error"], "matrices": report["compared"]}
+    record = {**job.record, "key": job.key, "result": {**kept, "relative_error": off}}
     record_text = json.dumps(record, indent=1, sort_keys=True) + "\n"
     for name, content in (("README.md", job.card), (paths.RECORD, record_text)):
         write_below(job.shared, f"{paths.OUTPUT}/{name}", content, 0o644)

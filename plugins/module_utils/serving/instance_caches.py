@@ -19,13 +19,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..common import paths
-from ..common.beneath import read_below, write_below
+from ..common.beneath import read_below
 from ..common.disk_space import free_bytes, sized
 from ..common.files import make_private
 from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..common.transfer_names import caches_name
-from ..store.blobs import Store, WrongContent, hash_file
+from ..common.write_below import write_below
+from ..store.blob_files import hash_file
+from ..store.blobs import Store, WrongContent
 from ..store.manifest import ManifestFile, manifest_of
 from .cache_files import check_archive, pack, unpack
 

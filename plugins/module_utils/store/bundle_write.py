@@ -15,7 +15,8 @@ from ..common.abandoned import leave_if_abandoned
 from ..common.disk_space import free_bytes, sized
 from ..common.files import read_text, sync_directory, write_atomic
 from ..common.module_main import NodeError
-from .blobs import Store, hash_file
+from .blob_files import hash_file
+from .blobs import Store
 from .bundle_index import END, BundleIndex, Piece, Volume, parse_index
 
 INDEX, LOCK = "bundle.json", "fleet.lock.json"

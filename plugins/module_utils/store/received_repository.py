@@ -20,7 +20,8 @@ from ..common.model_manifest import (
     remember_hashes,
 )
 from ..common.module_main import NodeError
-from .blobs import Store, link_or_copy
+from .blob_files import link_or_copy
+from .blobs import Store
 from .manifest import Manifest
 from .repository import LocalRepository, listed_files
 

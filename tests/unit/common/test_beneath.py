@@ -14,9 +14,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.beneath impo
     names_below,
     read_below,
     remove_below,
-    write_below,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.common.write_below import write_below
 
 from tests.helpers.hostile_tree import outside_of, state
 
