@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from ..common import paths
 from ..common.disk_space import sized
-from ..common.files import read_text, sync_directory
+from ..common.files import read_text
+from ..common.hub_files import HubRepository
 from ..common.module_main import NodeError
 from ..common.prune import (
     IMAGE,
@@ -25,27 +26,26 @@ from ..common.prune import (
     WEIGHTS,
     FoundImage,
     FoundThings,
-    FoundWeights,
     Leftover,
     Roots,
     removals,
 )
 from ..common.run_lock import run_lock
+from ..common.tree_bytes import file_bytes, tree_bytes
 from ..docker import image_api
 from ..docker.build_plan import LABEL as BUILT
 from ..docker.client import Conflict, DockerClient, Json, NotFound, Query
 from ..observe.generations import read_generations
 from ..observe.source import Source, listing
-from ..serving.instance_caches import warm_key
+from ..serving.cache_marker import warm_key
 from ..store.blobs import Store
 from .prune_store import found_stored, remove_stored
+from .prune_weights import found_weights, remove_weights
 
 OURS = "instinct-fleet."  # every label of the toolkit begins so
 FETCH, MEASURE = OURS + "fetch", OURS + "bench"
 LOCKS = ("vllm_image", "hf_model", "blob_fetch", "vllm_bench")  # modules that make what is removed here
 LOCK_SECONDS = 30
-REMOVING = ".removing"  # the marker of weights whose removal has begun
-
 _COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 
 
@@ -106,7 +106,7 @@ def _found(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -
     return FoundThings(
         images=images,
         probes=_probes(node, {item.id for item in images}),
-        weights=tuple(item for cache_dir in node.caches for item in _weights(cache_dir)),
+        weights=tuple(item for cache_dir in node.caches for item in found_weights(cache_dir)),
         stored=tuple(found_stored(node.store)),
         caches=_sizes(f"{node.data_dir}/cache"),
         benches=_sizes(f"{node.data_dir}/bench"),
@@ -134,50 +134,15 @@ def _probes(node: PrunePaths, images: set[str]) -> dict[str, int]:
     """Return the files about images that are gone, with their sizes; a killed write's are among them."""
     known = {os.path.basename(_software(node, image_id)) for image_id in images}
     top = os.path.dirname(_software(node, ""))
-    return {name: os.stat(f"{top}/{name}").st_size for name in listing(top) if name not in known}
-
-
-def _weights(cache_dir: str) -> Iterator[FoundWeights]:
-    """Yield the commits with the toolkit's marker; what another tool put into the cache has none."""
-    for name in listing(f"{cache_dir}/hub"):
-        top = f"{cache_dir}/hub/{name}"
-        markers = [os.path.splitext(marker) for marker in listing(f"{top}/.instinct-fleet")]
-        commits = {commit for commit, kind in markers if kind in (".json", REMOVING)}
-        for commit in sorted(commits) if name.startswith("models--") else ():
-            if _COMMIT.fullmatch(commit):
-                size = sum(os.stat(path).st_size for path in _own_blobs(top, commit))
-                repo = name[len("models--") :].replace("--", "/")
-                yield FoundWeights(cache_dir, repo, commit, size)
-
-
-def _own_blobs(top: str, commit: str) -> set[str]:
-    """Return the files behind a commit's links that no other commit has."""
-    others = (name for name in listing(f"{top}/snapshots") if name != commit)
-    shared = {path for name in others for path in _blobs(top, name)}
-    return {path for path in _blobs(top, commit) if path not in shared and os.path.exists(path)}
-
-
-def _blobs(top: str, commit: str) -> Iterator[str]:
-    for directory, _unused, names in os.walk(f"{top}/snapshots/{commit}"):
-        for name in names:
-            yield os.path.realpath(os.path.join(directory, name))
+    return {name: file_bytes(f"{top}/{name}") for name in listing(top) if name not in known}
 
 
 def _sizes(directory: str) -> dict[str, int]:
     return {
-        name: _size(f"{directory}/{name}")
+        name: tree_bytes(f"{directory}/{name}")
         for name in listing(directory)
         if os.path.isdir(f"{directory}/{name}") and not os.path.islink(f"{directory}/{name}")
     }
-
-
-def _size(directory: str) -> int:
-    size = 0
-    for top, _unused, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                size += os.lstat(os.path.join(top, name)).st_size
-    return size
 
 
 def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], kept: Roots) -> Roots:
@@ -265,14 +230,16 @@ def _remove(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
     if item.kind == IMAGE:
         _remove_image(client, node, item)
     elif item.kind == PROBE:
-        os.unlink(os.path.join(os.path.dirname(_software(node, "")), item.name))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(os.path.dirname(_software(node, "")), item.name))
     elif item.kind == STORED:
         remove_stored(node.store, item.name)
     elif item.kind == WEIGHTS:
         cache_dir, repo, commit = item.name.split("|")
-        _remove_weights(f"{cache_dir}/hub/models--{repo.replace('/', '--')}", commit)
+        remove_weights(HubRepository(cache_dir, f"models--{repo.replace('/', '--')}"), commit)
     else:
-        shutil.rmtree(f"{node.data_dir}/{item.kind}/{item.name}")
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(f"{node.data_dir}/{item.kind}/{item.name}")
 
 
 def _remove_image(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
@@ -287,24 +254,3 @@ def _remove_image(client: DockerClient, node: PrunePaths, item: Leftover) -> Non
         raise NodeError(f"Docker keeps image {item.target}: {error} Run again.", changed=True) from error
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_software(node, item.name))
-
-
-def _remove_weights(top: str, commit: str) -> None:
-    """Remove a commit. Its links go after the blobs, and its mark last, so that another run can finish this.
-
-    From the first step on the weights count as incomplete.
-    """
-    markers = f"{top}/.instinct-fleet"
-    with contextlib.suppress(FileNotFoundError):  # an earlier run came that far
-        os.replace(f"{markers}/{commit}.json", f"{markers}/{commit}{REMOVING}")
-    sync_directory(markers)
-    for directory, _unused, names in os.walk(f"{top}/refs"):
-        for name in names:
-            path = os.path.join(directory, name)
-            if (read_text(path) or "").strip() == commit:
-                os.unlink(path)
-    for path in _own_blobs(top, commit):
-        os.unlink(path)
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(f"{top}/snapshots/{commit}")
-    os.unlink(f"{markers}/{commit}{REMOVING}")

@@ -25,7 +25,7 @@ _COPY = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 def hash_files(named: Mapping[str, str]) -> dict[str, str]:
     """Return the SHA-256 of files, by the names given to them; several are read at once, large ones first."""
     stop = threading.Event()
-    names = sorted(named, key=lambda name: -os.stat(named[name]).st_size)
+    names = sorted(named, key=lambda name: -_size(named[name]))
     with ThreadPoolExecutor(THREADS) as pool:
         try:
             futures = {name: pool.submit(hash_file, named[name], stop) for name in names}
@@ -34,6 +34,13 @@ def hash_files(named: Mapping[str, str]) -> dict[str, str]:
             return {name: future.result() for name, future in futures.items()}
         finally:
             stop.set()  # the threads end before the pool does
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:  # hash_file() says it
+        return 0
 
 
 def hash_file(path: str, stop: threading.Event | None = None) -> str:

@@ -57,7 +57,7 @@ def has_marker(snapshot: Snapshot) -> bool:
         found = json.loads(snapshot.repository.read(snapshot.marker_place) or "")
         verified = found.pop(VERIFIED, {})
         return bool(found == snapshot.marker and set(snapshot.files) <= set(verified))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return False
 
 

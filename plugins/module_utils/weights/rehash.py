@@ -103,21 +103,22 @@ def _snapshots(cache_dir: str) -> Iterator[Snapshot]:
     for repo in names_below(cache_dir, "hub"):
         repository = HubRepository(cache_dir, repo)
         for name in repository.names(MARKERS) if repo.startswith("models--") else ():
-            if name.endswith(".json"):
-                yield _snapshot(repository, f"{MARKERS}/{name}")
+            text = repository.read(f"{MARKERS}/{name}") if name.endswith(".json") else None
+            if text is not None:
+                yield _snapshot(repository, f"{MARKERS}/{name}", text)
 
 
-def _snapshot(repository: HubRepository, place: str) -> Snapshot:
+def _snapshot(repository: HubRepository, place: str, text: str) -> Snapshot:
     path, cache_dir = os.path.join(repository.cache_dir, repository.place, place), repository.cache_dir
     try:
-        marker: Mapping[str, Any] = json.loads(repository.read(place) or "")
+        marker: Mapping[str, Any] = json.loads(text)
         names = (cache_dir, marker["repo"], marker["revision"], marker["commit"], marker["files"])
         hashes = {
             name: str(text) for name, text in (marker.get(VERIFIED) or {}).items() if name in marker["files"]
         }
         snapshot = Snapshot(*names, (), (), hashes)
         check_snapshot(snapshot)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NodeError(
             f"{path} is broken ({type(error).__name__}: {error}). Delete it; the next deploy verifies the files anew."
         ) from error

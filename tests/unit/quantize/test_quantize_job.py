@@ -353,6 +353,35 @@ def test_facts_of_a_directory_and_of_a_snapshot_of_the_hub(tmp_path: Path, docke
     snapshot = write_model(tmp_path / "hub/models--lab--tiny/snapshots" / ("ab" * 20))
     known = facts.read_source(str(snapshot))
     assert (known["repo"], known["commit"]) == ("lab/tiny", "ab" * 20)
+    assert [known[key] for key in ("bytes", "files", "card")] == [
+        source[key] for key in ("bytes", "files", "card")
+    ]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["config.json", "README.md", "model.safetensors", "LICENSE"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_snapshot_is_not_read_through_what_a_container_left(tmp_path: Path, name: str, kind: str) -> None:
+    outside = outside_of(tmp_path)
+    snapshot = write_model(tmp_path / "hub/models--lab--tiny/snapshots" / ("ab" * 20))
+    (snapshot / name).unlink(missing_ok=True)
+    if kind == "link":
+        (snapshot / name).symlink_to(outside / "secret")
+    else:
+        os.mkfifo(snapshot / name)
+    with pytest.raises(NodeError, match=f"{snapshot}/{name} is "):
+        facts.read_source(str(snapshot))
+
+
+def test_a_link_that_leads_nowhere_is_said(tmp_path: Path) -> None:
+    local = write_model(tmp_path / "local", code=1)
+    (local / "extra.bin").symlink_to("nowhere")
+    with pytest.raises(NodeError, match=r"extra\.bin is a link that leads nowhere"):
+        facts.read_source(str(local))
+    (local / "extra.bin").unlink()
+    (tmp_path / "real").write_text("x")
+    (local / "extra.bin").symlink_to(tmp_path / "real")
+    assert facts.read_source(str(local))["files"] == 1
 
 
 def test_a_source_that_is_none_is_named(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ from tests.helpers.hostile_tree import (
 from tests.worlds.fake_docker import FakeContainer, FakeDocker
 from tests.worlds.weights_world import COMMIT, args, docker, download, mounts_of
 
+__all__ = ["args", "docker"]  # fixtures
+
 NAME = "model-00001-of-00002.safetensors"
 SNAPSHOT = f"snapshots/{COMMIT}"
 
