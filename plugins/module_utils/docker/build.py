@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..common.files import make_private
 from ..common.hashing import canonical, text_hash
 from ..common.image_ref import parse_ref
 from ..common.module_main import NodeError
@@ -39,7 +40,7 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> BuildInputs:
     source = plan.source_dir(data_dir)
     file = f"{source}.Dockerfile"  # beside the source: a file changed in there would make its version a dirty one
     _remove(source, file)  # left behind by an interrupted build
-    os.makedirs(os.path.dirname(source), exist_ok=True)
+    make_private(os.path.dirname(source))  # the repository may be one that users of the host must not read
     try:
         _run(["git", "clone", "--quiet", plan.repo, source], timeout, f"clone {plan.repo}", plan.environment)
         commit = _commit(source, plan)
@@ -73,7 +74,7 @@ def _remove(source: str, file: str) -> None:
 def _dockerfile(source: str, plan: BuildPlan) -> str:
     """Return where the checked out source has the Dockerfile. Raise NodeError if it has none."""
     places = candidates(plan.dockerfile)
-    found = [path for path in places if os.path.isfile(os.path.join(source, path))]
+    found = [path for path in places if os.path.isfile(_inside(source, path, plan))]
     if not found:
         raise NodeError(
             f"{plan.repo} at {plan.ref} has no file {' or '.join(places)}. vLLM's is docker/Dockerfile.rocm "
@@ -82,18 +83,30 @@ def _dockerfile(source: str, plan: BuildPlan) -> str:
     return found[0]
 
 
+def _inside(source: str, path: str, plan: BuildPlan) -> str:
+    """Return where a file of the repository is. Raise NodeError if a link of the repository leads out of it."""
+    found = os.path.realpath(os.path.join(source, path))
+    if not found.startswith(os.path.realpath(source) + "/"):
+        raise NodeError(
+            f"{path} of {plan.repo} at {plan.ref} leads out of the repository, to a file of this node. Nothing was "
+            "built. Correct build.ref or build.dockerfile, and find out who put it there."
+        )
+    return found
+
+
 def _prepare(plan: BuildPlan, source: str, commit: str, file: str, timeout: int) -> BuildInputs:
     """Write the Dockerfile with its base images by digest, and return what the image is made of."""
-    original = os.path.join(source, plan.dockerfile)
-    with open(original, encoding="utf-8") as stream:
+    original = _inside(source, plan.dockerfile, plan)
+    with open(original, encoding="utf-8", errors="replace") as stream:
         text = stream.read()
     args = dict(plan.args)
     declared = read_dockerfile(text, args)
     bases = {name: _digest(name, plan, timeout) for name in declared.bases}
     with open(file, "w", encoding="utf-8") as stream:
         stream.write(pinned(text, args, {name: digest for name, digest in bases.items() if digest}))
-    if os.path.exists(f"{original}.dockerignore"):
-        shutil.copyfile(f"{original}.dockerignore", f"{file}.dockerignore")
+    ignored = _inside(source, f"{plan.dockerfile}.dockerignore", plan)
+    if os.path.exists(ignored):
+        shutil.copyfile(ignored, f"{file}.dockerignore")
     inputs = [plan.repo, commit, plan.dockerfile, plan.target, [list(pair) for pair in plan.args], bases]
     warnings = (
         *unknown_arguments(tuple(args), declared.arguments, plan.dockerfile),

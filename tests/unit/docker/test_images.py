@@ -611,6 +611,51 @@ def test_a_build_does_not_wait_for_what_does_not_answer(
     assert "gave no answer within 1 s, and was killed" in result["msg"]
 
 
+@pytest.mark.parametrize("name", ["Dockerfile.rocm", "Dockerfile.rocm.dockerignore"])
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_repository_s_link_to_a_file_of_the_node_is_not_followed(
+    name: str,
+    kind: str,
+    docker: FakeDocker,
+    run_module: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / name).write_text("root:$6$secret")
+    (tmp_path / "host" / "Dockerfile.rocm").touch()
+    place = '"$4/docker"' if kind == "directory" else f'"$4/docker/{name}"'
+    target = tmp_path / "host" if kind == "directory" else tmp_path / "host" / name
+    git = GIT.replace(
+        '&& touch "$4/docker/Dockerfile.rocm"',
+        f'&& touch "$4/docker/Dockerfile.rocm" && {sys.executable} -c "'
+        "import os, shutil, sys; p = sys.argv[1]; "
+        "shutil.rmtree(p) if os.path.isdir(p) else os.path.exists(p) and os.unlink(p); "
+        f"os.symlink('{target}', p)\" {place}",
+    )
+    called = tools(tmp_path, monkeypatch, git=git, docker="")
+    result, failed = run_module(
+        vllm_image.main, {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path}
+    )
+    assert failed
+    assert "of https://git.example/vllm.git at v1 leads out of the repository" in result["msg"]
+    assert "$6$secret" not in json.dumps(result)
+    assert "docker build " not in called.read_text()
+
+
+def test_a_link_within_the_repository_is_its_own_affair(
+    docker: FakeDocker, run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = GIT.replace(
+        '&& touch "$4/docker/Dockerfile.rocm"',
+        f'&& touch "$4/Real" && {sys.executable} -c "'
+        'import os, sys; os.symlink(\'../Real\', sys.argv[1])" "$4/docker/Dockerfile.rocm"',
+    )
+    called = tools(tmp_path, monkeypatch, git=git, docker="")
+    run_module(vllm_image.main, {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path})
+    assert "docker build " in called.read_text()
+
+
 def test_the_hash_covers_every_input() -> None:
     hashes = {
         build_plan({**BUILD, **change}, None).hash
