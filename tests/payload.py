@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from ansible_collections.instinct.fleet.plugins.plugin_utils.assemble import PLUGINS, closure
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import GIVEN
 
-LIMIT = 150_000
-LIMITS = {"partition_boot": 60_000, "rocm_partition": 153_000, "vllm_bench": 155_000}
+LIMIT = 155_000
+LIMITS = {"partition_boot": 60_000}
 """Bytes of sources, of modules that have another limit than all."""
 
 

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError
+from ..common.urls import holds_account
 
 LABEL = "instinct-fleet.build"
 """Image label that holds the hash of the build's inputs."""
@@ -98,9 +98,10 @@ class BuildInputs:
 def build_plan(build: Mapping[str, object], ref: str | None) -> BuildPlan:
     """Check the parameters of a build and return its plan. Raise NodeError if they are invalid."""
     repo = str(build["repo"])
-    if re.match(r"[a-z+]+://[^/@]*:[^/@]*@", repo):
+    if holds_account(repo) or repo.startswith("-"):
         raise NodeError(
-            "build.repo contains a password. Remove it, and configure a git credential helper on the node instead."
+            "build.repo holds an account, or begins with a dash. Write the URL without user, password and token, and "
+            "configure a git credential helper on the node instead."
         )
     args = build.get("args") or {}
     if not isinstance(args, Mapping):

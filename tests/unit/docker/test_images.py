@@ -246,7 +246,7 @@ def test_a_refused_account_is_named(docker: FakeDocker) -> None:
         ({"pull": PULL, "registry_username": "me", "registry_password": "short"}, "fewer than 8 characters"),
         ({}, "one of the following is required: pull, build"),
         ({"pull": PULL, "build": {"repo": "r", "ref": "x"}}, "mutually exclusive"),
-        ({"build": {"repo": "https://u:pw@h/r.git", "ref": "x"}}, "contains a password"),
+        ({"build": {"repo": "https://u:pw@h/r.git", "ref": "x"}}, "holds an account"),
         ({"build": {"repo": "r"}}, "missing required arguments: ref"),
     ],
 )
