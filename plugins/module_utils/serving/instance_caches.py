@@ -7,7 +7,6 @@ Everything is best effort: what cannot be restored is compiled again, and the re
 from __future__ import annotations
 
 import os
-import shutil
 import tarfile
 import tempfile
 import zlib
@@ -24,6 +23,7 @@ from ..common.names import NAME
 from ..common.transfer_names import caches_name
 from ..store.blob_files import hash_file
 from ..store.blobs import Store, WrongContent
+from ..store.export import export_copy
 from ..store.manifest import ManifestFile, manifest_of
 from .cache_files import check_archive, pack, unpack
 from .cache_marker import KEY, mark, warm_key
@@ -122,8 +122,7 @@ def _pack(instance: CachedInstance, limit: int, export: str, store: Store) -> di
             _record(store, instance.key, packed.sha256, packed.bytes)
             mark(instance.directory, instance.key, packed.sha256)
             if export:
-                shutil.copyfile(temporary, os.path.join(export, packed.sha256))
-                os.chmod(os.path.join(export, packed.sha256), 0o644)
+                export_copy(temporary, os.path.join(export, packed.sha256))
     finally:
         os.unlink(temporary)
     return asdict(packed)

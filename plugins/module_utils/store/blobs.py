@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content store of a node: blobs by their SHA-256, each complete and checked when it gets its name.
 
-    blobs/sha256/<hex>     content, readable for all; the cache of weights has hard links to the same files
+    blobs/sha256/<hex>     content, readable for all but files of the control node; the cache of weights has hard links
     manifests/<id>.json    the manifests of which every blob is there
     incoming/<id>/<hex>    what is being received; nothing here counts as there
     incoming/<id>/manifest.json    of what it is a part
@@ -34,10 +34,11 @@ class WrongContent(NodeError):
 
 
 class Store:
-    """A node's content store; `root` is its directory."""
+    """A node's content store; `root` is its directory. private: blobs that only root may read, while they are added."""
 
     def __init__(self, root: str = paths.STORE) -> None:
         self.root = root
+        self.private: frozenset[str] = frozenset()
 
     # ---- names -------------------------------------------------------------------------------------------
 
@@ -192,7 +193,7 @@ class Store:
         if actual != sha256:
             what = f"SHA-256 {actual}" if actual else f"{found} bytes instead of {size}"
             raise WrongContent(f"{source} is not the blob sha256:{sha256}: it has {what}.")
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, 0o600 if sha256 in self.private else 0o644)
         os.replace(temporary, self.path(sha256))
         sync_directory(os.path.dirname(self.path(sha256)))
 

@@ -19,7 +19,7 @@ from ..common.module_main import NodeError
 from .blobs import Store, WrongContent
 from .bundle_index import BLOCK, BundleIndex, Piece, Volume, different_pins
 from .bundle_write import DISK_MARGIN, LOCK, disk_errors, read_index
-from .control_files import files_of
+from .control_files import files_of, hide, private_blobs
 from .repository import repositories_of
 
 _CHUNK = 4 * 2**20
@@ -106,6 +106,7 @@ def load_bundle(
     }
     if check or not actions:
         return result
+    store.private = private_blobs([*index.manifests, *store.manifests()])
     loader = _Loader(store, index, missing)
     wrong = [text for volume in needed for text in loader.load(volume, directory)]
     if wrong:
@@ -116,6 +117,7 @@ def load_bundle(
         )
     for item in fresh:
         store.record(item)
+    hide(store)
     loader.close()
     return result
 

@@ -106,6 +106,13 @@ def disk_errors(path: str) -> Iterator[None]:
         ) from error
 
 
+def private_opener(path: str, flags: int) -> int:
+    """Open a file that only root reads; one that an earlier run left is made so."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, flags, 0o600)
+
+
 def header(piece: Piece) -> bytes:
     """Return the header of a member, the same in every run."""
     info = tarfile.TarInfo(piece.name)
@@ -156,7 +163,8 @@ class _Writer:
         """Write a volume, and return its hash; it gets its name when it is on disk."""
         path = os.path.join(self._directory, volume.name)
         whole = hashlib.sha256()
-        with disk_errors(path), open(f"{path}.partial", "wb") as file:
+        # It may have the users' own texts, so only root reads it.
+        with disk_errors(path), open(f"{path}.partial", "wb", opener=private_opener) as file:
             for part in self._content(volume):
                 whole.update(part)
                 file.write(part)
