@@ -52,7 +52,7 @@ options:
     type: dict
     suboptions:
       repo:
-        description: URL that git can clone, without a password in it.
+        description: URL that git can clone, without user, password or token in it, but for the user of ssh.
         type: str
         required: true
       ref:

@@ -15,14 +15,17 @@ from typing import Any
 from urllib.parse import quote
 
 from ..common import paths
+from ..common.beneath import remove_below
 from ..common.disk_space import sized
 from ..common.files import read_text
 from ..common.hub_files import HubRepository
 from ..common.module_main import NodeError
 from ..common.prune import (
     IMAGE,
+    JOB,
     PROBE,
     STORED,
+    TEXTS,
     WEIGHTS,
     FoundImage,
     FoundThings,
@@ -30,7 +33,7 @@ from ..common.prune import (
     Roots,
     removals,
 )
-from ..common.run_lock import run_lock
+from ..common.run_lock import Busy, run_lock
 from ..common.tree_bytes import file_bytes, tree_bytes
 from ..docker import image_api
 from ..docker.build_plan import LABEL as BUILT
@@ -43,9 +46,10 @@ from .prune_store import found_stored, remove_stored
 from .prune_weights import found_weights, remove_weights
 
 OURS = "instinct-fleet."  # every label of the toolkit begins so
-FETCH, MEASURE = OURS + "fetch", OURS + "bench"
+FETCH, MEASURE, QUANTIZE = OURS + "fetch", OURS + "bench", OURS + "quantize"
 LOCKS = ("vllm_image", "hf_model", "blob_fetch", "vllm_bench")  # modules that make what is removed here
 LOCK_SECONDS = 30
+_JOB = re.compile(r"[0-9a-f]{16}")
 _COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 
 
@@ -58,6 +62,16 @@ class PrunePaths:
     data_dir: str = paths.DATA_DIR
 
     @property
+    def texts(self) -> str:
+        """Return where calibration data of the control node are, while a job is prepared."""
+        return f"{self.data_dir}/quantize/calibration"
+
+    @property
+    def jobs(self) -> str:
+        """Return where quantizations work, each in a directory of its own."""
+        return f"{self.data_dir}/models/.work"
+
+    @property
     def store(self) -> Store:
         """Return the content store."""
         return Store(f"{self.data_dir}/store")
@@ -68,9 +82,14 @@ def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -
     with contextlib.ExitStack() as held:
         for name in () if check else LOCKS:
             held.enter_context(run_lock(name, LOCK_SECONDS))
+        quantizing = False
+        try:
+            held.enter_context(contextlib.nullcontext() if check else run_lock("model_quantize", 0))
+        except Busy:  # for hours: the rest is removed all the same
+            quantizing = True
         containers = _containers(client)
         found = _found(client, node, containers)
-        roots = _roots(client, node, containers, kept)
+        roots = _roots(client, node, containers, kept, quantizing)
         todo = removals(found, roots)
         result = {
             "changed": bool(todo),
@@ -111,6 +130,8 @@ def _found(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -
         caches=_sizes(f"{node.data_dir}/cache"),
         benches=_sizes(f"{node.data_dir}/bench"),
         datasets=_sizes(f"{node.data_dir}/dataset"),
+        texts={name: tree_bytes(f"{node.texts}/{name}") for name in listing(node.texts)},
+        jobs=_killed_jobs(node),
     )
 
 
@@ -145,7 +166,18 @@ def _sizes(directory: str) -> dict[str, int]:
     }
 
 
-def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], kept: Roots) -> Roots:
+def _killed_jobs(node: PrunePaths) -> dict[str, int]:
+    """Return the bytes of quantizations without a report: those that have one are published by the next run."""
+    return {
+        name: tree_bytes(f"{node.jobs}/{name}")
+        for name in listing(node.jobs)
+        if _JOB.fullmatch(name) and not os.path.exists(f"{node.jobs}/{name}/report.json")
+    }
+
+
+def _roots(
+    client: DockerClient, node: PrunePaths, containers: Sequence[Json], kept: Roots, quantizing: bool
+) -> Roots:
     """Return what the control node refers to, and what this node's own records and containers do besides."""
     source = Source()
     generations = [item for record in _records(node, source) for item in record["kept"]]
@@ -175,6 +207,7 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
         instances=instances,
         cache_keys=frozenset(warm_key(f"{node.data_dir}/cache/{name}") for name in instances) - {""},
         measuring=any(MEASURE in labels for labels in alive),
+        quantizing=quantizing or any(QUANTIZE in labels for labels in labelled),
     )
 
 
@@ -237,9 +270,12 @@ def _remove(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
     elif item.kind == WEIGHTS:
         cache_dir, repo, commit = item.name.split("|")
         remove_weights(HubRepository(cache_dir, f"models--{repo.replace('/', '--')}"), commit)
+    elif item.kind == TEXTS:
+        remove_below(node.texts, item.name)
     else:
+        top = node.jobs if item.kind == JOB else f"{node.data_dir}/{item.kind}"
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(f"{node.data_dir}/{item.kind}/{item.name}")
+            shutil.rmtree(f"{top}/{item.name}")
 
 
 def _remove_image(client: DockerClient, node: PrunePaths, item: Leftover) -> None:

@@ -107,15 +107,14 @@ def read_calibration(path: str, check: bool = False) -> Json:
     if check and os.path.dirname(path) == paths.CALIBRATION and not os.path.exists(path):
         return {
             "path": path,
-            "mount": paths.CALIBRATION,
+            "mount": path,
             "inside": os.path.basename(path),
             "sha256": "not copied yet",
         }
     if os.path.isfile(path):
-        directory = os.path.dirname(path)
         with open(path, "rb") as stream:
             digest = text_hash(stream.read().decode("utf-8", "replace"))
-        return {"path": path, "mount": directory, "inside": os.path.basename(path), "sha256": digest}
+        return {"path": path, "mount": path, "inside": os.path.basename(path), "sha256": digest}
     if not os.path.isdir(path):
         raise NodeError(
             f"The calibration data {path} is not on this node: copy a .txt, .jsonl, .json or .parquet file there, or a "

@@ -28,6 +28,7 @@ from ..common.probe_output import REPORT
 from ..common.untrusted_tree import publish_tree
 from ..common.write_below import write_below
 from ..docker.client import DockerClient, Json
+from ..store.blob_files import link_or_copy
 from . import paths
 from .containers import ContainerRun, is_running, run_container, stop_and_remove
 from .environment import EnvironmentRequest
@@ -77,6 +78,18 @@ class QuantizeJob:
         """Return the part of it in which the container writes."""
         return os.path.join(self.work, paths.SHARED)
 
+    @property
+    def texts(self) -> str:
+        """Return the path of the calibration data on the node; "" without any.
+
+        What came from the control node is the job's own, so that it is there as long as the job, and no longer.
+        """
+        if not self.calibration:
+            return ""
+        if os.path.dirname(self.calibration["path"]) == paths.CALIBRATION:
+            return os.path.join(self.work, paths.TEXTS, self.calibration["inside"])
+        return str(self.calibration["mount"])
+
 
 def job_of(data: Mapping[str, Any]) -> QuantizeJob:
     """Return the job that the action plugin gave."""
@@ -87,8 +100,7 @@ def program_job(job: QuantizeJob) -> Json:
     """Return the job as the program reads it: with its paths inside the container."""
     calibration = None
     if job.calibration:
-        inside = os.path.join(paths.CALIBRATION_MOUNT, job.calibration["inside"]).rstrip("/")
-        calibration = {**job.data["calibration"], "path": inside}
+        calibration = {**job.data["calibration"], "path": _calibration_inside(job.calibration)}
     snapshot = _SNAPSHOT.match(job.source)
     inside = job.source[len(snapshot.group(1)) :] if snapshot else ""
     return {
@@ -110,7 +122,7 @@ def container_run(job: QuantizeJob, environment: str, program: str) -> Container
         paths.SOURCE_MOUNT: snapshot.group(1) if snapshot else job.source,
     }
     if job.calibration:
-        readable[paths.CALIBRATION_MOUNT] = job.calibration["mount"]
+        readable[_calibration_inside(job.calibration)] = job.texts
     devices = ["/dev/kfd", *(f"/dev/dri/{node}" for node in job.render_nodes)] if job.render_nodes else []
     return ContainerRun(
         name=job.container,
@@ -137,6 +149,10 @@ def container_run(job: QuantizeJob, environment: str, program: str) -> Container
     )
 
 
+def _calibration_inside(calibration: Mapping[str, Any]) -> str:
+    return os.path.join(paths.CALIBRATION_MOUNT, calibration["inside"]).rstrip("/")
+
+
 def planned(job: QuantizeJob, client: DockerClient) -> list[str]:
     """Return what running would do."""
     run = container_run(job, "", "")
@@ -160,6 +176,9 @@ def run_job(
         shutil.rmtree(job.work, ignore_errors=True)  # of a job that was killed
         make_private(job.work)
         os.mkdir(job.shared, 0o755)
+        if job.calibration and job.texts.startswith(f"{job.work}/"):
+            os.mkdir(os.path.dirname(job.texts), 0o700)
+            link_or_copy(job.calibration["path"], job.texts)
         write_atomic(os.path.join(job.shared, paths.JOB), json.dumps(program_job(job), indent=1), 0o644)
     code, lines, log = run_container(client, run, timeout)
     if code is None:
@@ -168,9 +187,10 @@ def run_job(
             f"{run.name}): run again to wait for it, or raise quantize_timeout.",
             changed=True,
         )
+    shutil.rmtree(os.path.join(job.work, paths.TEXTS), ignore_errors=True)
     log = _COLOURS.sub("", log)
-    os.makedirs(paths.LOGS, mode=0o755, exist_ok=True)
-    write_atomic(paths.log_file(job.key), log, 0o644)
+    make_private(paths.LOGS)  # a backend may print the texts
+    write_atomic(paths.log_file(job.key), log, 0o600)
     report = parse_report(log)
     if code != 0 or not report.get("ok"):
         shutil.rmtree(job.work, ignore_errors=True)

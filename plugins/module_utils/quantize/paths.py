@@ -10,7 +10,9 @@ HOME = DATA_DIR + "/quantize"
 MODELS = model_manifest.MODELS
 HASHES = model_manifest.MODEL_HASHES
 LOGS = HOME + "/logs"
-CALIBRATION = HOME + "/calibration"  # roles/quantize/tasks/copy.yml copies files there
+CALIBRATION = (
+    HOME + "/calibration"
+)  # roles/quantize/tasks/copy.yml copies files there, and main.yml removes them
 PACKAGES = HOME + "/packages"  # and there
 
 ENV_MOUNT = "/quantize/env"
@@ -20,10 +22,8 @@ JOB_MOUNT = "/quantize/job"
 
 RECORD = "quantization.json"  # in the output: what it was made of
 OUTPUT, JOB = "output", "job.json"
-SHARED, REPORT_FILE = (
-    "shared",
-    "report.json",
-)  # below a work_dir: what the container writes, and what it cannot
+# Below a work_dir: what the container writes, what it cannot, and calibration data that the control node has sent.
+SHARED, REPORT_FILE, TEXTS = "shared", "report.json", "calibration"
 
 # The Python that runs vLLM need not be the first in PATH.
 FIND_PYTHON = """\

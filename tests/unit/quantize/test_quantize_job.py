@@ -393,3 +393,67 @@ def test_a_source_that_is_none_is_named(tmp_path: Path) -> None:
         facts.read_calibration(str(tmp_path / "gone"), check=True)
     copied_later = facts.read_calibration(f"{paths.CALIBRATION}/texts.jsonl", check=True)
     assert copied_later["inside"] == "texts.jsonl"
+
+
+def with_texts(source: Path, path: Path) -> dict[str, Any]:
+    """The parameters of a job that reads calibration data."""
+    given = params(source)
+    texts = facts.read_calibration(str(path))
+    data = {**given["job"]["data"], "calibration": {"samples": 1, "length": 1}}
+    return {**given, "job": {**given["job"], "calibration": texts, "data": data}}
+
+
+@pytest.mark.parametrize("ends", ["well", "badly"])
+def test_texts_of_the_control_node_are_the_jobs_own_and_go_with_it(
+    ends: str, tmp_path: Path, docker: FakeDocker, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = home / "quantize/calibration/chats.jsonl"
+    copied.parent.mkdir(parents=True)
+    copied.write_text('{"text": "of a user"}')
+    monkeypatch.setattr(paths, "CALIBRATION", str(copied.parent))
+    given = with_texts(write_model(tmp_path / "source"), copied)
+    seen: list[Path] = []
+
+    def program(container: FakeContainer) -> int:
+        if container.name == environment.CONTAINER:
+            return 0
+        copied.unlink()  # as the role does, also when its patience ended
+        seen.append(place(container, f"{paths.CALIBRATION_MOUNT}/chats.jsonl"))
+        assert seen[-1].read_text() == '{"text": "of a user"}'
+        assert stat.S_IMODE(seen[-1].parent.parent.stat().st_mode) == 0o700
+        job = json.loads((place(container, paths.JOB_MOUNT) / paths.JOB).read_text())
+        assert job["calibration"]["path"] == f"{paths.CALIBRATION_MOUNT}/chats.jsonl"
+        return quantizes(container) if ends == "well" else 1
+
+    docker.programs["instinct-quantize-"] = program
+    if ends == "well":
+        run(docker, given)
+    else:
+        with pytest.raises(NodeError, match="failed with exit code 1"):
+            run(docker, given)
+    assert not seen[-1].exists()
+    assert not [
+        path for path in home.rglob("*") if path.is_file() and "of a user" in path.read_text(errors="replace")
+    ]
+    (log,) = (home / "logs").iterdir()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (log, log.parent)] == [0o600, 0o700]
+
+
+def test_of_a_file_of_the_host_the_job_sees_no_neighbour(tmp_path: Path, docker: FakeDocker) -> None:
+    texts = tmp_path / "root/texts.txt"
+    texts.parent.mkdir()
+    texts.write_text("a text")
+    seen: list[str] = []
+
+    def program(container: FakeContainer) -> int:
+        if container.name != environment.CONTAINER:
+            mounts = container.body["HostConfig"]["Mounts"]
+            seen.extend(
+                mount["Source"] for mount in mounts if mount["Target"].startswith(paths.CALIBRATION_MOUNT)
+            )
+        return quantizes(container)
+
+    docker.programs["instinct-quantize-"] = program
+    run(docker, with_texts(write_model(tmp_path / "source"), texts))
+    assert seen == [str(texts)]
+    assert texts.read_text() == "a text"
