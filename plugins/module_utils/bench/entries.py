@@ -16,7 +16,7 @@ from ..common.mounts import BENCH_OUTPUT
 from ..docker.client import DockerClient, DockerError, DockerUnavailable, Json
 from ..docker.logs import container_log
 from .containers import BenchmarkTarget
-from .jobs import stored_runs
+from .jobs import recorded_runs
 from .results import LOG_LINES, outcome, run_entry
 
 _LARGEST_LOG = 64 * 2**20
@@ -60,7 +60,7 @@ def entries_of(
     """Return a target's entries from the runs in its directory."""
     directory = wanted.directory_of(target)
     runs: list[list[Json]] = [[] for _cell in target.job.cells]
-    stored, wrong = stored_runs(directory)
+    stored, wrong = recorded_runs(directory)
     for run in stored:
         try:
             runs[run.position].append(run_entry(wanted.kind, run.record, carried))

@@ -71,7 +71,7 @@ class BenchmarkJob:
 
 
 @dataclass(frozen=True)
-class StoredRun:
+class RecordedRun:
     """A run that the program recorded: its file, the position of its cell, and the record."""
 
     name: str
@@ -114,7 +114,7 @@ def prepare(directory: str, job: BenchmarkJob, served: Mapping[str, Any], second
     stored = _stored(directory)
     if stored and job.same_work(stored) and stored.get("served") == wanted["served"]:
         wanted |= {"order": stored["order"], "seed": stored["seed"] + job.seeds}
-        kept = {run.name for run in stored_runs(directory)[0] if succeeded(run.record)}
+        kept = {run.name for run in recorded_runs(directory)[0] if succeeded(run.record)}
         for name in names_below(directory):
             if name not in kept:
                 remove_below(directory, name)
@@ -122,10 +122,10 @@ def prepare(directory: str, job: BenchmarkJob, served: Mapping[str, Any], second
         shutil.rmtree(directory, ignore_errors=True)
         make_private(directory)
     write_below(directory, BENCH_JOB, json.dumps(wanted), 0o600)
-    return len(stored_runs(directory)[0])
+    return len(recorded_runs(directory)[0])
 
 
-def stored_runs(directory: str) -> tuple[list[StoredRun], str]:
+def recorded_runs(directory: str) -> tuple[list[RecordedRun], str]:
     """Return what the program recorded of each run, in order of cells and blocks, and why others are not used.
 
     The container of the program writes there, so anything may have these names.
@@ -138,7 +138,7 @@ def stored_runs(directory: str) -> tuple[list[StoredRun], str]:
             record = json.loads(read_below(directory, name, _LARGEST) or "")
             if not all(isinstance(record[key], kinds) for key, kinds in _KINDS.items()):
                 raise ValueError
-            runs.append(StoredRun(name, int(match.group(1)), record))
+            runs.append(RecordedRun(name, int(match.group(1)), record))
         except NodeError as error:
             problem = problem or str(error)
         except (ValueError, KeyError, TypeError, RecursionError):
