@@ -7,13 +7,12 @@ import contextlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..common.bench_record import succeeded
-from ..common.beneath import names_below, read_below, remove_below
+from ..common.beneath import names_below, read_below, remove_below, remove_tree
 from ..common.files import make_private
 from ..common.hashing import spec_hash
 from ..common.module_main import NodeError
@@ -119,7 +118,7 @@ def prepare(directory: str, job: BenchmarkJob, served: Mapping[str, Any], second
             if name not in kept:
                 remove_below(directory, name)
     else:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_tree(directory)
         make_private(directory)
     write_below(directory, BENCH_JOB, json.dumps(wanted), 0o600)
     return len(recorded_runs(directory)[0])

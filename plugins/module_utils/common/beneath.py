@@ -108,7 +108,22 @@ def remove_below(top: str, path: str) -> None:
     with contextlib.suppress(FileNotFoundError), directory_below(top, parent) as inside:
         try:
             os.unlink(name, dir_fd=inside)
-        except (
-            IsADirectoryError
-        ):  # rmtree() does not follow links, and this path is that of the open directory
-            shutil.rmtree(f"/proc/self/fd/{inside}/{name}")
+        except IsADirectoryError:  # no link is followed there, and it is the open directory's path
+            _remove(f"/proc/self/fd/{inside}/{name}", os.path.join(top, path))
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory in which a container wrote; do nothing if it does not exist. Raise NodeError if any stays."""
+    _remove(path, path)
+
+
+def _remove(path: str, shown: str) -> None:
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except (OSError, RecursionError) as error:  # the second, and too many open files, where it is nested deep
+        what = error.strerror if isinstance(error, OSError) else "it is nested too deep"
+        raise NodeError(
+            f"{shown} cannot be removed: {what}. Run rm -rf {shown} there, and run again."
+        ) from error

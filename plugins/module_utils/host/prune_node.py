@@ -8,14 +8,13 @@ import glob
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from ..common import paths
-from ..common.beneath import remove_below
+from ..common.beneath import remove_below, remove_tree
 from ..common.disk_space import sized
 from ..common.files import read_text
 from ..common.hub_files import HubRepository
@@ -274,8 +273,7 @@ def _remove(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
         remove_below(node.texts, item.name)
     else:
         top = node.jobs if item.kind == JOB else f"{node.data_dir}/{item.kind}"
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(f"{top}/{item.name}")
+        remove_tree(f"{top}/{item.name}")
 
 
 def _remove_image(client: DockerClient, node: PrunePaths, item: Leftover) -> None:

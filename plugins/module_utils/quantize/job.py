@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..common.beneath import remove_tree
 from ..common.disk_space import sized
 from ..common.files import make_private, read_text, sync_directory, write_atomic
 from ..common.model_manifest import (
@@ -173,7 +174,7 @@ def run_job(
     run = container_run(job, environment.directory, program)
     if not is_running(client, run):
         stop_and_remove(client, run.name)
-        shutil.rmtree(job.work, ignore_errors=True)  # of a job that was killed
+        remove_tree(job.work)  # of a job that was killed
         make_private(job.work)
         os.mkdir(job.shared, 0o755)
         if job.calibration and job.texts.startswith(f"{job.work}/"):
@@ -193,7 +194,8 @@ def run_job(
     write_atomic(paths.log_file(job.key), log, 0o600)
     report = parse_report(log)
     if code != 0 or not report.get("ok"):
-        shutil.rmtree(job.work, ignore_errors=True)
+        with contextlib.suppress(NodeError):
+            remove_tree(job.work)
         raise NodeError(failure(job, code, report, lines), log=lines[-20:], changed=True)
     write_atomic(report_file, json.dumps(report), 0o644)
     return report
@@ -233,7 +235,7 @@ def publish(job: QuantizeJob, report: Mapping[str, Any]) -> Json:
     try:
         publish_tree(job.shared, paths.OUTPUT)  # the backends write weights for their owner alone
     except FileNotFoundError as error:
-        shutil.rmtree(job.work, ignore_errors=True)
+        remove_tree(job.work)
         raise NodeError(
             f"{output} is not there although the job succeeded. Run again.", changed=True
         ) from error
@@ -262,6 +264,7 @@ def publish(job: QuantizeJob, report: Mapping[str, Any]) -> Json:
     sync_directory(os.path.dirname(target))
     if renamed:
         remember_hashes(hashes_file(target, text, paths.HASHES), target, files)
-    shutil.rmtree(job.work, ignore_errors=True)
+    with contextlib.suppress(NodeError):  # the model is there
+        remove_tree(job.work)
     size = sum(os.stat(os.path.join(target, name)).st_size for name in files)
     return {"path": target, "commit": commit, "statement": text, "bytes": size, "files": len(files)}
