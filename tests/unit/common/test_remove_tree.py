@@ -41,12 +41,14 @@ REMOVALS: list[Callable[[Path], None]] = [
 def test_what_is_nested_too_deep_is_said(remove: Callable[[Path], None], tmp_path: Path) -> None:
     outside, tree = outside_of(tmp_path), tmp_path / "tree"
     before = state(outside)
-    nested(tree, outside)
-    with pytest.raises(
-        NodeError, match=rf"^{tree} cannot be removed: .*\. Run rm -rf {tree} there, and run again\.$"
-    ):
-        remove(tree)
-    subprocess.run(["rm", "-rf", str(tree)], check=True)
+    try:
+        nested(tree, outside)
+        with pytest.raises(
+            NodeError, match=rf"^{tree} cannot be removed: .*\. Run rm -rf {tree} there, and run again\.$"
+        ):
+            remove(tree)
+    finally:  # pytest itself could not, and every later run with it
+        subprocess.run(["rm", "-rf", str(tree)], check=True)
     assert not tree.exists()
     assert state(outside) == before
 
