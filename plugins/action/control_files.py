@@ -6,14 +6,12 @@ Documentation: plugins/modules/control_files.py (`ansible-doc -t module instinct
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
-from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import STORE
 from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_files import inventory_lines
 from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.placed_files import (
     PlacedFile,
@@ -33,6 +31,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printab
 
 BATCH = 1 << 28
 """Bytes that are in the remote user's temporary directory at once; a larger file is there alone."""
+EXPORTED = "exported"  # the file there that is fetched; one after the other has this name
 
 
 class ActionModule(LeasedAction):
@@ -44,7 +43,7 @@ class ActionModule(LeasedAction):
         """Return the result of sending or receiving."""
         try:
             if args.get("state") == "received":
-                return self._received(args)
+                return self._received(args, facts)
             return self._sent(args, facts)
         except (AnswerError, FleetError, OSError) as error:
             return {"failed": True, "changed": False, "msg": printable(str(error))}
@@ -71,18 +70,18 @@ class ActionModule(LeasedAction):
 
     def _put(self, source: Path, sha256: str) -> str:
         """Copy a file into the remote user's temporary directory, as a stream, and return its path there."""
-        shell = self._connection._shell
-        if shell.tmpdir is None:
-            self._make_tmp_path()
-        return str(self._transfer_file(str(source), shell.join_path(shell.tmpdir, sha256)))
+        return str(self._transfer_file(str(source), self._temporary(sha256)))
 
-    def _received(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _received(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         files, directory = parse_files(args.get("files") or ()), Path(str(args["directory"]))
         missing = different(files, directory)
         if not self._task.check_mode:
             refuse_full_disk(missing, directory)
-            for item in missing:
-                place(item, directory, lambda item, target: self._fetch(args, item, target))
+        for item in () if self._task.check_mode else missing:
+            failed = self._exported(item.sha256, args, facts)
+            if failed:
+                return failed
+            place(item, directory, self._fetch)
         lines = inventory_lines([item.path for item in files], str(directory))
         text = "\n".join(["\nIn the inventory, write:", *(f"  {line}" for line in lines)])
         self._display.display(printable(text))
@@ -94,15 +93,27 @@ class ActionModule(LeasedAction):
             "diff": {"before": {"missing": names}, "after": {"missing": []}},
         }
 
-    def _fetch(self, args: Mapping[str, Any], item: PlacedFile, target: Path) -> None:
-        """Copy a blob of the store, which every user may read, as a stream."""
-        source = os.path.join(str(args.get("store") or STORE), "blobs", "sha256", item.sha256)
+    def _exported(self, sha256: str, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+        """Copy a blob, which only root reads, for the connection's user. Return the module's result if it fails."""
+        found = super().call({**args, "export": {sha256: self._temporary(EXPORTED)}}, facts)
+        return found if found.get("failed") or found.get("unreachable") else {}
+
+    def _fetch(self, item: PlacedFile, target: Path) -> None:
+        """Bring the exported blob to the control node, as a stream."""
+        source = self._temporary(EXPORTED)
         try:
             fetch(self._connection, source, target, item.size)
         except AnsibleError as error:
             what = f"{source} cannot be copied to the control node: {error}"
-            fix = "The remote user has to be able to read it; see the modes of the directories above it."
+            fix = "Check the connection and this machine's disk, and run again."
             raise FleetError([Problem((), what, fix)]) from error
+
+    def _temporary(self, name: str) -> str:
+        """Return a path in the remote user's temporary directory, which goes at the task's end."""
+        shell = self._connection._shell
+        if shell.tmpdir is None:
+            self._make_tmp_path()
+        return str(shell.join_path(shell.tmpdir, name))
 
 
 def _batches(missing: Mapping[str, int]) -> Iterator[list[str]]:

@@ -127,13 +127,13 @@ class ActionModule(ProgramAction):
     def _copied(self, dataset: DatasetFile, facts: dict[str, Any]) -> dict[str, Any] | None:
         """Bring a file to the node unless it is there. Return a failure, None if it is there now."""
         task = self._task.copy()
-        # The slash lets the module make the directory.
+        # The slash lets the module make the directory. Data may be the users' own texts, and the client runs as root.
         task.args = {
             "src": str(dataset.path),
             "dest": f"{dataset.directory}/",
             "owner": "root",
-            "mode": "0644",
-            "directory_mode": "0755",
+            "mode": "0600",
+            "directory_mode": "0700",
         }
         copy = self._shared_loader_obj.action_loader.get(
             "ansible.legacy.copy", task=task, connection=self._connection, play_context=self._play_context,

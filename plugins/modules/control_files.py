@@ -35,6 +35,12 @@ options:
     description: Copies of files on the node, by their SHA-256. The action plugin sets it; leave it out.
     type: dict
     default: {}
+  export:
+    description:
+      - Where to copy files of the store for the connection's user, by their SHA-256. The action plugin sets it; leave
+        it out.
+    type: dict
+    default: {}
   store:
     description: The content store.
     type: path
@@ -96,7 +102,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import CONTROL_FILES
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
-from ansible_collections.instinct.fleet.plugins.module_utils.store.control_files import take_files
+from ansible_collections.instinct.fleet.plugins.module_utils.store.control_files import (
+    export_files,
+    take_files,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
 
 
@@ -107,6 +116,7 @@ def argument_spec():
         "files": {"type": "list", "elements": "dict", "required": True},
         "directory": {"type": "path", "default": ""},
         "received": {"type": "dict", "default": {}},
+        "export": {"type": "dict", "default": {}},
         "store": {"type": "path", "default": paths.STORE},
         "timeout": {"type": "int", "default": 14400},
         **LEASE_OPTION,
@@ -114,9 +124,11 @@ def argument_spec():
 
 
 def work(params, check):
-    """Take the files. Return the module's result."""
+    """Take the files, or copy them for the connection's user. Return the module's result."""
     if params["state"] == "received":
-        raise NodeError("state: received is the action plugin's, on the control node.")
+        if not params["export"]:
+            raise NodeError("state: received is the action plugin's, on the control node.")
+        return export_files(Store(params["store"]), params["export"])
     manifest = parse_manifest({"name": CONTROL_FILES, "files": params["files"]})
     with nullcontext() if check else run_lock("blob_fetch", params["timeout"]):
         return take_files(Store(params["store"]), manifest, params["received"], check)

@@ -68,15 +68,18 @@ host_facts:
     problems: {description: Sources that could not be read., type: list, elements: dict}
 """
 
+import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
+from ansible_collections.instinct.fleet.plugins.module_utils.common.processes import Program, run_program
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import read_host
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.node_state import DEFAULTS, node_state
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 
 ROOT = "/"
+COMMAND_SECONDS = 30
 
 
 def argument_spec() -> dict[str, Any]:
@@ -88,11 +91,12 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     """Read both parts. Return the module's result."""
 
     def run(command: list[str]) -> str:
-        # Without handle_exceptions=False, a missing program would end the module.
-        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"}, handle_exceptions=False)
-        if code:
-            raise OSError(err.strip() or f"{command[0]} ended with {code}")
-        return str(out)
+        done = run_program(Program(command, {**os.environ, "LC_ALL": "C"}), COMMAND_SECONDS)
+        if done.code:
+            raise OSError(done.err.strip() or f"{command[0]} ended with {done.code}")
+        if done.code is None:
+            raise OSError(f"{command[0]} did not end within {COMMAND_SECONDS} s, and was killed")
+        return done.out
 
     source = Source(ROOT)
     facts = read_host(source, run)

@@ -10,8 +10,8 @@ short_description: Remove the toolkit's images, weights, caches and results to w
 version_added: "0.1.0"
 description:
   - Removes images that the toolkit pulled or built, commits of models that it fetched, compile caches of instances that
-    are gone, bundles of caches that no instance of the node had, directories that measurements left, and copies of data
-    sets.
+    are gone, bundles of caches that no instance of the node had, directories that measurements left, copies of data
+    sets, and, while nothing is quantized, calibration data and jobs of quantizations that were killed.
   - What a kept generation, an instance's files, a container of whatever origin, a running download, or the control node
     (O(images), O(weights)) refers to stays. So does what another tool made - images that the toolkit never read, images
     that somebody gave a name of their own, commits without the toolkit's marker, and a cache of weights that a

@@ -82,6 +82,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.checked_program import run_checked
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.host import persistent_files
@@ -98,6 +99,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl impo
 )
 
 ROOT = "/"
+RELOAD_SECONDS = 90
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ def apply(module: AnsibleModule, edits: list[Edit], changed: list[SettingWrite],
     if os.path.isdir(local("/run/systemd/system")) and any(
         edit.path.startswith("/etc/systemd/system/") for edit in edits
     ):
-        module.run_command(["systemctl", "daemon-reload"], check_rc=True)
+        run_checked(["systemctl", "daemon-reload"], RELOAD_SECONDS)
     for write in changed:
         for file in write.files:
             with open(local(file), "w", encoding="ascii") as stream:

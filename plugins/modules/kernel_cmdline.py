@@ -74,6 +74,7 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.checked_program import run_checked
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.observe import kernel_cmdline
@@ -81,6 +82,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 
 ROOT = "/"
+UPDATE_SECONDS = 600  # it may look for other systems on every disk
 
 
 def argument_spec() -> dict[str, Any]:
@@ -156,11 +158,10 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if text:
         write(module, text)
     for command in commands:
-        code, out, err = module.run_command(command)
-        if code:
-            said = (err or out).strip()[-300:]
-            hint = "Run it by hand to see why, then run this again."
-            raise NodeError(f"{' '.join(command)} ended with {code}: {said} {hint}", **result)
+        try:
+            run_checked(command, UPDATE_SECONDS)
+        except NodeError as error:
+            raise NodeError(str(error), **result) from error
     file, after = next_boot(Source(ROOT))
     if after is None or not set(wanted) <= set(after):
         lost = [word for word in wanted if word not in (after or ())]

@@ -68,12 +68,15 @@ import base64
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.instinct.fleet.plugins.module_utils.common.checked_program import run_checked
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import converge
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpu_files import GpuFiles
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import COMPUTE_MODES, MEMORY_MODES
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.record import record_of
+
+RELOAD_SECONDS = 90
 
 
 def argument_spec() -> dict[str, Any]:
@@ -93,7 +96,7 @@ def work(module: AnsibleModule, node: GpuFiles) -> dict[str, Any]:
         node.path,
         record,
         module.check_mode,
-        lambda command: module.run_command(command, check_rc=True),
+        lambda command: run_checked(command, RELOAD_SECONDS),
         base64.b64decode(module.params["program"]),
     )
 

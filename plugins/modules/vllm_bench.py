@@ -258,7 +258,7 @@ actions:
   returned: as RV(benchmarks)
 """
 
-import shutil
+import contextlib
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -268,6 +268,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers im
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.entries import Measurement
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import measure
+from ansible_collections.instinct.fleet.plugins.module_utils.common.beneath import remove_tree
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     NodeError,
@@ -316,7 +317,8 @@ def work(params, check):
         return measure(lambda: DockerClient(params["docker_socket"]), targets, wanted, check)
     finally:
         if not params["run"]:  # no other call can continue it
-            shutil.rmtree(wanted.directory, ignore_errors=True)
+            with contextlib.suppress(NodeError):  # prune.yml says why
+                remove_tree(wanted.directory)
 
 
 def main():

@@ -52,7 +52,7 @@ options:
     type: dict
     suboptions:
       repo:
-        description: URL that git can clone, without a password in it.
+        description: URL that git can clone, without user, password or token in it, but for the user of ssh.
         type: str
         required: true
       ref:
@@ -215,7 +215,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import build_plan
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.build_plan import build_plan
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.built_images import (
     converge_build,
     converge_received,

@@ -69,7 +69,7 @@ def quantized(root: Path, python: str, request: QuantizeRequest) -> tuple[dict[s
     }  # fmt: skip
     plan = plan_quantization(request, DATA, REQUIREMENTS, seen, "none")
     wanted = job.job_of(plan.job)
-    work = Path(wanted.work)
+    work = Path(wanted.shared)
     work.mkdir(parents=True)
     data = {**job.program_job(wanted), "source": str(root / "llama"), "output": str(work / paths.OUTPUT)}
     if data["calibration"]:

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 
 from ..common import paths
+from ..common.beneath import read_below, remove_below
 from ..common.failure_signatures import SIGNATURES
 from ..common.failures import UNSPECIFIC, classify, tail
-from ..common.files import read_text
+from ..common.module_main import NodeError
 from ..common.mounts import BENCH_OUTPUT
 from ..docker.client import DockerClient, DockerError, DockerUnavailable, Json
 from ..docker.logs import container_log
 from .containers import BenchmarkTarget
-from .jobs import records
+from .jobs import recorded_runs
 from .results import LOG_LINES, outcome, run_entry
+
+_LARGEST_LOG = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,17 @@ def entries_of(
     """Return a target's entries from the runs in its directory."""
     directory = wanted.directory_of(target)
     runs: list[list[Json]] = [[] for _cell in target.job.cells]
-    for position, record in records(directory):
-        runs[position].append(run_entry(wanted.kind, record, carried))
+    stored, wrong = recorded_runs(directory)
+    for run in stored:
+        try:
+            runs[run.position].append(run_entry(wanted.kind, run.record, carried))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            remove_below(directory, run.name)  # so that the next call measures it again
+            wrong = wrong or f"{os.path.join(directory, run.name)} is not the record of a run. Run again."
     # What a run that was cut off printed is in its own file.
-    log = read_text(os.path.join(directory, BENCH_OUTPUT)) or end.log
+    log = end.log
+    with contextlib.suppress(NodeError):
+        log = read_below(directory, BENCH_OUTPUT, _LARGEST_LOG) or end.log
     plan = {key: value for key, value in target.plan.items() if key != "server"}
     entries = []
     for cell, own in zip(target.job.cells, runs):
@@ -72,6 +83,7 @@ def entries_of(
         done = [run for run in own if not run["error"]]
         if error is None and len(done) < target.job.blocks:
             error, kind_of_error = _incomplete(wanted, end, log, len(done), target.job.blocks)
+            error = f"{error} {wrong}".rstrip()
         entry: Json = {
             "instance": target.name,
             "deployment": target.deployment,

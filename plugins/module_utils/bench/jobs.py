@@ -7,21 +7,31 @@ import contextlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.bench_record import record_name, succeeded
-from ..common.files import make_private, read_text, write_atomic
+from ..common.bench_record import succeeded
+from ..common.beneath import names_below, read_below, remove_below, remove_tree
+from ..common.files import make_private
 from ..common.hashing import spec_hash
 from ..common.module_main import NodeError
 from ..common.mounts import BENCH_JOB
+from ..common.write_below import write_below
 
 Record = Mapping[str, Any]
 _NEEDED = ("cells", "blocks", "most", "half_width", "warmups", "seed", "order")
 _NEEDED_OF_CELLS = ("cell", "kind", "argv")
-_RECORD = re.compile(r"([0-9]+)\.([0-9]+)\.json")
+_RECORD = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})\.json")
+_LARGEST = 256 * 2**20  # bytes of a record, with its lists of all requests
+_KINDS: Mapping[str, Any] = {
+    **dict.fromkeys(("block", "order", "seed", "code"), int),
+    **dict.fromkeys(("started", "seconds"), (int, float)),
+    **dict.fromkeys(("log", "problem"), str),
+    "client_cpu_share": (int, float, type(None)),
+    "result": object,
+}
+"""What a record has, and of which type."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,15 @@ class BenchmarkJob:
         return all(other.get(key) == value for key, value in own.items())
 
 
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run that the program recorded: its file, the position of its cell, and the record."""
+
+    name: str
+    position: int
+    record: Record
+
+
 def parse_job(name: str, data: object) -> BenchmarkJob:
     """Return the job of an instance. Raise NodeError for one that cannot be performed."""
     where = f"jobs[{name or '?'}]"
@@ -94,41 +113,41 @@ def prepare(directory: str, job: BenchmarkJob, served: Mapping[str, Any], second
     stored = _stored(directory)
     if stored and job.same_work(stored) and stored.get("served") == wanted["served"]:
         wanted |= {"order": stored["order"], "seed": stored["seed"] + job.seeds}
-        for name in _other_files(directory):
-            os.unlink(os.path.join(directory, name))
+        kept = {run.name for run in recorded_runs(directory)[0] if succeeded(run.record)}
+        for name in names_below(directory):
+            if name not in kept:
+                remove_below(directory, name)
     else:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_tree(directory)
         make_private(directory)
-    write_atomic(os.path.join(directory, BENCH_JOB), json.dumps(wanted), 0o600)
-    return len(list(records(directory)))
+    write_below(directory, BENCH_JOB, json.dumps(wanted), 0o600)
+    return len(recorded_runs(directory)[0])
 
 
-def records(directory: str) -> Iterator[tuple[int, Record]]:
-    """Yield (position of the cell, what the program recorded) for each run, in order of cells and blocks."""
-    found = [match for name in _names(directory) if (match := _RECORD.fullmatch(name))]
+def recorded_runs(directory: str) -> tuple[list[RecordedRun], str]:
+    """Return what the program recorded of each run, in order of cells and blocks, and why others are not used.
+
+    The container of the program writes there, so anything may have these names.
+    """
+    runs, problem = [], ""
+    found = [match for name in names_below(directory) if (match := _RECORD.fullmatch(name))]
     for match in sorted(found, key=lambda match: (int(match.group(1)), int(match.group(2)))):
-        text = read_text(os.path.join(directory, match.group()))
-        if text:
-            yield int(match.group(1)), json.loads(text)
-
-
-def _other_files(directory: str) -> list[str]:
-    """Return what does not stay for the next call: all but the runs that have a result."""
-    kept = {
-        record_name(position, record["block"]) for position, record in records(directory) if succeeded(record)
-    }
-    return [name for name in _names(directory) if name not in kept]
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except FileNotFoundError:
-        return []
+        name = match.group()
+        try:
+            record = json.loads(read_below(directory, name, _LARGEST) or "")
+            if not all(isinstance(record[key], kinds) for key, kinds in _KINDS.items()):
+                raise ValueError
+            runs.append(RecordedRun(name, int(match.group(1)), record))
+        except NodeError as error:
+            problem = problem or str(error)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            problem = problem or f"{os.path.join(directory, name)} is not the record of a run. Run again."
+    return runs, problem
 
 
 def _stored(directory: str) -> Mapping[str, Any] | None:
-    with contextlib.suppress(ValueError):
-        found = json.loads(read_text(os.path.join(directory, BENCH_JOB)) or "null")
-        return found if isinstance(found, Mapping) else None
+    """Return the job of an earlier call; None if there is none that could be performed."""
+    with contextlib.suppress(NodeError, FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        found = json.loads(read_below(directory, BENCH_JOB, _LARGEST) or "null")
+        return parse_job("", found).data if isinstance(found["seed"], int) else None
     return None

@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ..common.abandoned import leave_if_abandoned
 from ..common.files import make_private
 from ..common.module_main import NodeError
 from ..common.paths import DATA_DIR
+from ..common.processes import Program, run_program
 from ..serving.health import ServerAddress, generate
 from .lm_eval_rows import failed_items, samples_of
 
@@ -37,7 +37,6 @@ _IN_VAIN = 4  # calls without any answer
 _LINES = 5  # of its output, for people
 _PROBE_SECONDS = 60.0
 _HASH_SECONDS = 600.0  # of a call that asks nobody
-_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -172,17 +171,11 @@ class LmEval:
         """Run lm-eval once; return its exit code, -1 when its time was over."""
         self.calls += 1
         shutil.rmtree(os.path.join(self.work, "out"), ignore_errors=True)
-        path = os.path.join(self.work, "log")
-        with open(path, "wb") as log:
-            process = subprocess.Popen(
-                self.command(items, model), cwd=self.task.directory, env=self.environment(),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
-        code = _ended(process, deadline)
-        with open(path, encoding="utf-8", errors="replace") as log:
-            lines = [line.strip() for line in log.read().replace("\r", "\n").splitlines() if line.strip()]
+        program = Program(self.command(items, model), self.environment(), self.task.directory, merged=True)
+        done = run_program(program, deadline - time.monotonic(), leave_if_abandoned)
+        lines = [line.strip() for line in done.out.replace("\r", "\n").splitlines() if line.strip()]
         self.log = " | ".join(lines[-_LINES:])
-        return code
+        return -1 if done.code is None else done.code
 
     def _cached(self) -> int:
         """Return how many answers its cache holds; 0 without one."""
@@ -215,17 +208,3 @@ class LmEval:
             "template": "none" if not results.get("chat_template") else "chat",
             "lm_eval": results.get("lm_eval_version"),
         }
-
-
-def _ended(process: subprocess.Popen[bytes], deadline: float) -> int:
-    """Wait for the exit code; end the process, and return -1, when the time is over or the controller is gone."""
-    try:
-        while time.monotonic() < deadline:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(_POLL_SECONDS)
-            leave_if_abandoned()
-        return -1
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..common.bench_metrics import ResultError, finite, normalise, number
+from ..common.bench_results import ResultError, check_result, finite, number, request_counts
 from ..common.failure_signatures import SIGNATURES
 from ..common.failures import classify, tail
 from ..docker.client import Json
@@ -54,19 +54,18 @@ def outcome(
     try:
         if problem:
             raise ResultError(problem)
-        metrics = normalise(kind, result, log)
+        counts = request_counts(kind, check_result(kind, result))
     except ResultError as error:
         nothing = found is None and not problem
         what = "ended well, but wrote no result" if nothing else f"wrote no usable result: {error}"
         return None, f"the client {what}. Last line: {' '.join(tail(log, 1)) or 'none'}"
-    completed, failed = metrics.get("completed"), metrics.get("failed")
-    if kind == "serve" and not completed:
-        return result, f"no request of {metrics.get('num_prompts')} completed."
-    if failed:
+    if kind == "serve" and not counts.completed:
+        return result, f"no request of {counts.prompts} completed."
+    if counts.failed:
         # vLLM's client writes tracebacks, of which the last line says most.
         words = next((str(text).split() for text in found.get("errors") or () if text), [])
         why = f" The first one's error ends: {' '.join(words)[-200:]}" if words else ""
-        return result, f"{failed} of {metrics.get('num_prompts')} requests failed.{why}"
+        return result, f"{counts.failed} of {counts.prompts} requests failed.{why}"
     return result, None
 
 

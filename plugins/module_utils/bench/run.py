@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.files import write_atomic
+from ..common.beneath import remove_below
 from ..common.module_main import NodeError
 from ..common.run_lock import Busy, run_lock
+from ..common.write_below import write_below
 from ..docker.client import DockerClient, Json
 from ..docker.containers import create_container, wait_container
 from ..docker.logs import container_log
@@ -150,14 +150,13 @@ def _measure_target(
 def write_client_files(directory: str, target: BenchmarkTarget) -> None:
     """Write what the client needs for a load balancer, readable by root only."""
     for name, text in target.client_files().items():
-        write_atomic(os.path.join(directory, name), text, 0o600)
+        write_below(directory, name, text, 0o600)
 
 
 def remove_client_files(directory: str) -> None:
     """Remove them again; do nothing if there are none."""
     for name in (CLIENT_ENV, CLIENT_CA):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(directory, name))
+        remove_below(directory, name)
 
 
 def _finished_runs(count: int) -> str:

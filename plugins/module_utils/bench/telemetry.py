@@ -8,12 +8,12 @@ opens every device and runs before and after only: throttle counters, ECC counts
 from __future__ import annotations
 
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..common.processes import Program, run_program
 from ..observe.driver import read_rocm
 from ..observe.gpus import read_gpus
 from ..observe.source import Source
@@ -145,16 +145,11 @@ class Recorder:
             return {}
         parse = parse_static if what == "static" else parse_metric
         try:
-            done = subprocess.run(
-                [self._source.root + self._tool, what, "--json"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                timeout=_TOOL_SECONDS,
-                check=False,
-            )
-            return parse(done.stdout.decode("utf-8", "replace"))
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            done = run_program(Program([self._source.root + self._tool, what, "--json"]), _TOOL_SECONDS)
+            if done.code is None:
+                raise ValueError(f"not done after {_TOOL_SECONDS} s")
+            return parse(done.out)
+        except (OSError, ValueError) as error:
             self.problems.append(f"amd-smi {what} --json: {error}")
             return {}
 

@@ -12,10 +12,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Union
 
+from .bench_results import check_result, count, finite, number, request_counts
+
 Scalar = Union[int, float, str, bool, None]
 Metrics = dict[str, Scalar]
 
-KINDS = ("serve", "latency", "throughput")
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "median", "std", "p50", "p90", "p95", "p99")
 BATCH_STATISTICS = ("mean", "median", "min", "max", "p10", "p25", "p50", "p75", "p90", "p99")
@@ -50,10 +51,6 @@ _INPUT_TOKENS = re.compile(r"^Total num prompt tokens:\s+([0-9]+)", re.MULTILINE
 _OUTPUT_TOKENS = re.compile(r"^Total num output tokens:\s+([0-9]+)", re.MULTILINE)
 
 
-class ResultError(ValueError):
-    """The JSON is not a result of the expected kind of benchmark."""
-
-
 def normalise(kind: str, raw: object, log: str = "") -> Metrics:
     """Return the metrics of one vLLM result.
 
@@ -61,13 +58,7 @@ def normalise(kind: str, raw: object, log: str = "") -> Metrics:
     not in its JSON). Every key of METRICS is present; further percentiles are kept under their own name. Raise
     ResultError if `raw` is something else.
     """
-    if kind not in KINDS:
-        raise ResultError(f"unknown kind of benchmark {kind!r}; known: {', '.join(KINDS)}")
-    if not isinstance(raw, Mapping):
-        raise ResultError(f"the result of vllm bench {kind} is {type(raw).__name__}, not a JSON object")
-    required = {"serve": "completed", "latency": "avg_latency", "throughput": "elapsed_time"}[kind]
-    if number(raw.get(required)) is None:
-        raise ResultError(f"not a result of vllm bench {kind}: it has no number {required!r}")
+    raw = check_result(kind, raw)
     metrics: Metrics = dict.fromkeys(METRICS)
     if kind == "serve":
         metrics.update(_serve(raw))
@@ -92,50 +83,28 @@ def other_scalars(raw: Mapping[str, Any]) -> Metrics:
     }
 
 
-def number(value: object) -> float | None:
-    """Return a finite number unchanged (int stays int), or None for anything else, including NaN, "inf" and True."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return value if math.isfinite(value) else None
-
-
-def finite(value: Any) -> Any:
-    """Return the same JSON data with None for NaN and infinities: RFC 8259 has no such numbers."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
-
-
 def _serve(raw: Mapping[str, Any]) -> Metrics:
-    completed = _count(raw.get("completed"))
-    prompts = _count(raw.get("num_prompts"))
-    failed = _count(raw.get("failed"))
-    if failed is None and completed is not None and prompts is not None and prompts >= completed:
-        failed = prompts - completed  # vLLM before 0.11.1 did not write the count
+    counts = request_counts("serve", raw)
     duration = number(raw.get("duration"))
-    tokens_in, tokens_out = _count(raw.get("total_input_tokens")), _count(raw.get("total_output_tokens"))
+    tokens_in, tokens_out = count(raw.get("total_input_tokens")), count(raw.get("total_output_tokens"))
     both = tokens_in + tokens_out if tokens_in is not None and tokens_out is not None else None
     metrics: Metrics = {
-        "num_prompts": prompts,
+        "num_prompts": counts.prompts,
         "request_rate": _rate_limit(raw.get("request_rate")),
         "burstiness": number(raw.get("burstiness")),
-        "max_concurrency": _count(raw.get("max_concurrency")),
-        "completed": completed,
-        "failed": failed,
+        "max_concurrency": count(raw.get("max_concurrency")),
+        "completed": counts.completed,
+        "failed": counts.failed,
         "duration_s": duration,
         "total_input_tokens": tokens_in,
         "total_output_tokens": tokens_out,
-        "request_throughput": _given_or(raw.get("request_throughput"), completed, duration),
+        "request_throughput": _given_or(raw.get("request_throughput"), counts.completed, duration),
         # 0.6.4 to 0.9.1 wrote the key with a colon.
         "request_goodput": number(raw.get("request_goodput", raw.get("request_goodput:"))),
         "output_throughput": _given_or(raw.get("output_throughput"), tokens_out, duration),
         "total_token_throughput": _given_or(raw.get("total_token_throughput"), both, duration),
         "max_output_tokens_per_s": number(raw.get("max_output_tokens_per_s")),
-        "max_concurrent_requests": _count(raw.get("max_concurrent_requests")),
+        "max_concurrent_requests": count(raw.get("max_concurrent_requests")),
     }
     for name in LATENCIES:
         metrics.update(_statistics(raw, name))
@@ -169,20 +138,20 @@ def _latency(raw: Mapping[str, Any]) -> Metrics:
 
 def _throughput(raw: Mapping[str, Any], log: str) -> Metrics:
     duration = number(raw["elapsed_time"])
-    requests, tokens = _count(raw.get("num_requests")), _count(raw.get("total_num_tokens"))
+    counts, tokens = request_counts("throughput", raw), count(raw.get("total_num_tokens"))
     tokens_out = _printed(_OUTPUT_TOKENS, log)
     printed_rate = _OUTPUT_RATE.search(log)
     rate_out = _given_or(None, tokens_out, duration)
     if rate_out is None and printed_rate:
         rate_out = float(printed_rate.group(1))
     return {
-        "num_prompts": requests,
-        "completed": requests,
-        "failed": 0 if requests is not None else None,  # offline, one failed request ends the whole benchmark
+        "num_prompts": counts.prompts,
+        "completed": counts.completed,
+        "failed": counts.failed,
         "duration_s": duration,
         "total_input_tokens": _printed(_INPUT_TOKENS, log),
         "total_output_tokens": tokens_out,
-        "request_throughput": _given_or(raw.get("requests_per_second"), requests, duration),
+        "request_throughput": _given_or(raw.get("requests_per_second"), counts.prompts, duration),
         "output_throughput": rate_out,
         "total_token_throughput": _given_or(raw.get("tokens_per_second"), tokens, duration),
     }
@@ -208,11 +177,6 @@ def _rate_limit(value: object) -> Scalar:
     if value in ("inf", math.inf):
         return "inf"
     return number(value)
-
-
-def _count(value: object) -> int | None:
-    found = number(value)
-    return int(found) if found is not None else None
 
 
 def _ms(seconds: object) -> float | None:

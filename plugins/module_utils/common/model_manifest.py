@@ -133,13 +133,14 @@ def difference(files: Mapping[str, str], found: Mapping[str, str]) -> ManifestDi
     )
 
 
-def hash_directory(directory: str, cache: str = "") -> dict[str, str]:
-    """Return the SHA-256 of every file below a directory, links followed, by path.
+def hash_directory(directory: str, cache: str = "", links: bool = True) -> dict[str, str]:
+    """Return the SHA-256 of every file below a directory, by path.
 
     cache: a file that remembers them by size, time and inode, so that unchanged files are read once; "" reads all.
-    Raise NodeError for what cannot be read, and for links that lead to directories.
+    links: follow those to files, of an operator's own directory. Raise NodeError for others, and for what cannot be
+    read.
     """
-    paths = dict(_files(directory))
+    paths = dict(_files(directory, links))
     known: dict[str, Any] = _cached(cache)
     states = {name: _state(path) for name, path in paths.items()}
     fresh = [name for name in paths if known.get(name, [None])[:-1] != states[name]]
@@ -165,7 +166,7 @@ def hashes_file(directory: str, manifest: str, top: str = MODEL_HASHES) -> str:
 
 def remember_hashes(cache: str, directory: str, hashes: Mapping[str, str]) -> None:
     """Remember hashes of a directory's files that were found just now, as hash_directory() does."""
-    _write_hashes(cache, {name: _state(path) for name, path in _files(directory)}, hashes)
+    _write_hashes(cache, {name: _state(path) for name, path in _files(directory, False)}, hashes)
 
 
 def forget_hashes(cache: str) -> None:
@@ -179,14 +180,15 @@ def _write_hashes(cache: str, states: Mapping[str, list[int]], hashes: Mapping[s
     write_atomic(cache, json.dumps({name: [*states[name], hashes[name]] for name in states}), 0o644)
 
 
-def _files(directory: str) -> list[tuple[str, str]]:
+def _files(directory: str, links: bool) -> list[tuple[str, str]]:
     found = []
     for top, names, files in os.walk(directory):
         for name in [*names, *files]:
             path = os.path.join(top, name)
-            if os.path.islink(path) and os.path.isdir(path):
+            if os.path.islink(path) and (not links or os.path.isdir(path)):
                 raise NodeError(
-                    f"{path} is a link to a directory: a model's files must be in its own directory."
+                    f"{path} is a link{' to a directory' if links else ''}: a model's files must be in its own "
+                    "directory. Put what it leads to in its place, or remove it."
                 )
         found += [
             (os.path.relpath(os.path.join(top, name), directory), os.path.join(top, name)) for name in files
@@ -195,7 +197,12 @@ def _files(directory: str) -> list[tuple[str, str]]:
 
 
 def _state(path: str) -> list[int]:
-    found = os.stat(path)
+    try:
+        found = os.stat(path)
+    except FileNotFoundError as error:
+        raise NodeError(
+            f"{path} leads nowhere, or was removed meanwhile. Remove the link or put its file there, and run again."
+        ) from error
     return [found.st_size, found.st_mtime_ns, found.st_ino]
 
 

@@ -15,7 +15,7 @@ NAMES = ("http_proxy", "https_proxy", "no_proxy")
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
-_USERINFO = re.compile(r"(?<=://)[^/]*(?=@)")
+_USERINFO = re.compile(r"(?<=://).*(?=@)")
 
 
 def environment(proxy: Mapping[str, Any] | None) -> dict[str, str]:

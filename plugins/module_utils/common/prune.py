@@ -12,6 +12,7 @@ from .transfer_names import CONTROL_FILES
 IMAGE, WEIGHTS = "image", "weights"
 CACHE, BENCH, DATASET = "cache", "bench", "dataset"  # also the names of their directories
 STORED, PROBE = "stored", "probe"
+TEXTS, JOB = "calibration", "quantize-job"
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class FoundBlobs:
 class FoundThings:
     """What is on a node. caches, benches, datasets: bytes of directories by instance, measurement, and content.
 
-    probes: bytes of what was read of images that are gone, by file.
+    probes: bytes of what was read of images that are gone, by file. texts: of calibration data, which a run that was
+    killed left. jobs: of quantizations that were killed.
     """
 
     images: tuple[FoundImage, ...] = ()
@@ -87,6 +89,8 @@ class FoundThings:
     datasets: Mapping[str, int] = field(default_factory=dict)
     stored: tuple[FoundBlobs, ...] = ()
     probes: Mapping[str, int] = field(default_factory=dict)
+    texts: Mapping[str, int] = field(default_factory=dict)
+    jobs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[tuple[str, str]]:
@@ -100,6 +104,8 @@ class FoundThings:
                 *((CACHE, name) for name in self.caches),
                 *((BENCH, name) for name in self.benches),
                 *((DATASET, name) for name in self.datasets),
+                *((TEXTS, name) for name in self.texts),
+                *((JOB, name) for name in self.jobs),
             ]
         )
 
@@ -112,7 +118,7 @@ class Roots:
     always count. weights: (repository, commit). commits: of any repository, as files of instances name them.
     fetching: repositories that a download works on. shared_caches: caches of weights that others' containers mount.
     instances: names of instances that exist or that a kept generation has. cache_keys: of what their caches hold.
-    measuring: a benchmark runs.
+    measuring: a benchmark runs. quantizing: a quantization does, or is prepared.
     """
 
     images: frozenset[str] = frozenset()
@@ -125,6 +131,7 @@ class Roots:
     instances: frozenset[str] = frozenset()
     cache_keys: frozenset[str] = frozenset()
     measuring: bool = False
+    quantizing: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ class Leftover:
 
 def removals(found: FoundThings, roots: Roots) -> tuple[Leftover, ...]:
     """Return what nothing refers to, the largest of each kind first."""
-    order = (IMAGE, PROBE, STORED, WEIGHTS, CACHE, BENCH, DATASET)
+    order = (IMAGE, PROBE, STORED, WEIGHTS, CACHE, BENCH, DATASET, TEXTS, JOB)
     return tuple(
         sorted(_removals(found, roots), key=lambda item: (order.index(item.kind), -item.bytes, item.target))
     )
@@ -164,10 +171,12 @@ def _removals(found: FoundThings, roots: Roots) -> Iterator[Leftover]:
     for name, size in found.caches.items():
         if name not in roots.instances:
             yield Leftover(CACHE, name, name, size)
-    if not roots.measuring:
-        for kind, directories in ((BENCH, found.benches), (DATASET, found.datasets)):
-            for name, size in directories.items():
-                yield Leftover(kind, name, name, size)
+    temporary = (
+        *(() if roots.measuring else ((BENCH, found.benches), (DATASET, found.datasets))),
+        *(() if roots.quantizing else ((TEXTS, found.texts), (JOB, found.jobs))),
+    )
+    for kind, sizes in temporary:
+        yield from (Leftover(kind, name, name, size) for name, size in sizes.items())
 
 
 def _ours(image: FoundImage, roots: Roots) -> bool:

@@ -26,7 +26,7 @@ _NAME = re.compile(
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\bhf_[A-Za-z0-9]{16,}\b"), "hf_" + MASK),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/-]{8,}=*"), r"\1 " + MASK),
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s:@]*:[^/\s'\"]+@"), r"\1" + MASK + "@"),
+    (re.compile(r"(://)(?:(?<!ssh://)|[^/\s:@]*:)[^/\s'\"]+@"), r"\1" + MASK + "@"),
     (re.compile(r"(--api-key(?:[= ]|', '|\", \"))[^\s'\"]+"), r"\1" + MASK),
     # vLLM prints its arguments as a Python dict or namespace: 'api_key': ['…'], api_key='…'.
     (re.compile(r"(\bapi_key['\"]?\s*[:=]\s*)\[[^\]]*\]"), r"\1[" + MASK + "]"),

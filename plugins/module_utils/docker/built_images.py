@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from ..common.image_ref import BUILD_LABEL, parse_ref
 from ..common.module_main import NodeError
 from . import image_api
-from .build import BuildInputs, BuildPlan, build_image
+from .build import build_image
+from .build_plan import BuildInputs, BuildPlan
 from .client import DockerClient, Json
 from .images import describe_software, image_diff, vllm_of
 from .inspect_image import cached_software, describe_request, inspect_image

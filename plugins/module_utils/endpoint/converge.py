@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from ..common.files import make_private, read_text, write_atomic
 from ..common.hashing import spec_hash
 from ..common.module_main import NodeError
 from ..common.paths import BALANCER_DIR, BALANCER_STATE, ROUTER_DIR
+from ..common.processes import Program, run_program
 from ..common.run_lock import run_lock
 from ..serving.health import port_holder
 from .drain import DrainRecord, same_servers
@@ -124,14 +124,10 @@ Run = Callable[[Sequence[str]], "tuple[int, str]"]
 
 def run(command: Sequence[str]) -> tuple[int, str]:
     """Run a program; return its exit code and its output. One that does not end in time is killed, with code 124."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-            timeout=RUN_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
+    done = run_program(Program(command, merged=True), RUN_SECONDS)
+    if done.code is None:
         return 124, f"It did not end within {RUN_SECONDS} s."
-    return done.returncode, done.stdout.decode("utf-8", "replace")
+    return done.code, done.out
 
 
 @dataclass(frozen=True)

@@ -8,44 +8,47 @@ import glob
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from ..common import paths
+from ..common.beneath import remove_below, remove_tree
 from ..common.disk_space import sized
-from ..common.files import read_text, sync_directory
+from ..common.files import read_text
+from ..common.hub_files import HubRepository
 from ..common.image_ref import BUILD_LABEL
 from ..common.module_main import NodeError
 from ..common.prune import (
     IMAGE,
+    JOB,
     PROBE,
     STORED,
+    TEXTS,
     WEIGHTS,
     FoundImage,
     FoundThings,
-    FoundWeights,
     Leftover,
     Roots,
     removals,
 )
-from ..common.run_lock import run_lock
+from ..common.run_lock import Busy, run_lock
+from ..common.tree_bytes import file_bytes, tree_bytes
 from ..docker import image_api
 from ..docker.client import Conflict, DockerClient, Json, NotFound, Query
 from ..observe.generations import read_generations
 from ..observe.source import Source, listing
-from ..serving.instance_caches import warm_key
+from ..serving.cache_marker import warm_key
 from ..store.blobs import Store
 from .prune_store import found_stored, remove_stored
+from .prune_weights import found_weights, remove_weights
 
 OURS = "instinct-fleet."  # every label of the toolkit begins so
-FETCH, MEASURE = OURS + "fetch", OURS + "bench"
+FETCH, MEASURE, QUANTIZE = OURS + "fetch", OURS + "bench", OURS + "quantize"
 LOCKS = ("vllm_image", "hf_model", "blob_fetch", "vllm_bench")  # modules that make what is removed here
 LOCK_SECONDS = 30
-REMOVING = ".removing"  # the marker of weights whose removal has begun
-
+_JOB = re.compile(r"[0-9a-f]{16}")
 _COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 
 
@@ -58,6 +61,16 @@ class PrunePaths:
     data_dir: str = paths.DATA_DIR
 
     @property
+    def texts(self) -> str:
+        """Return where calibration data of the control node are, while a job is prepared."""
+        return f"{self.data_dir}/quantize/calibration"
+
+    @property
+    def jobs(self) -> str:
+        """Return where quantizations work, each in a directory of its own."""
+        return f"{self.data_dir}/models/.work"
+
+    @property
     def store(self) -> Store:
         """Return the content store."""
         return Store(f"{self.data_dir}/store")
@@ -68,9 +81,14 @@ def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -
     with contextlib.ExitStack() as held:
         for name in () if check else LOCKS:
             held.enter_context(run_lock(name, LOCK_SECONDS))
+        quantizing = False
+        try:
+            held.enter_context(contextlib.nullcontext() if check else run_lock("model_quantize", 0))
+        except Busy:  # for hours: the rest is removed all the same
+            quantizing = True
         containers = _containers(client)
         found = _found(client, node, containers)
-        roots = _roots(client, node, containers, kept)
+        roots = _roots(client, node, containers, kept, quantizing)
         todo = removals(found, roots)
         result = {
             "changed": bool(todo),
@@ -106,11 +124,13 @@ def _found(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -
     return FoundThings(
         images=images,
         probes=_probes(node, {item.id for item in images}),
-        weights=tuple(item for cache_dir in node.caches for item in _weights(cache_dir)),
+        weights=tuple(item for cache_dir in node.caches for item in found_weights(cache_dir)),
         stored=tuple(found_stored(node.store)),
         caches=_sizes(f"{node.data_dir}/cache"),
         benches=_sizes(f"{node.data_dir}/bench"),
         datasets=_sizes(f"{node.data_dir}/dataset"),
+        texts={name: tree_bytes(f"{node.texts}/{name}") for name in listing(node.texts)},
+        jobs=_killed_jobs(node),
     )
 
 
@@ -134,53 +154,29 @@ def _probes(node: PrunePaths, images: set[str]) -> dict[str, int]:
     """Return the files about images that are gone, with their sizes; a killed write's are among them."""
     known = {os.path.basename(_software(node, image_id)) for image_id in images}
     top = os.path.dirname(_software(node, ""))
-    return {name: os.stat(f"{top}/{name}").st_size for name in listing(top) if name not in known}
-
-
-def _weights(cache_dir: str) -> Iterator[FoundWeights]:
-    """Yield the commits with the toolkit's marker; what another tool put into the cache has none."""
-    for name in listing(f"{cache_dir}/hub"):
-        top = f"{cache_dir}/hub/{name}"
-        markers = [os.path.splitext(marker) for marker in listing(f"{top}/.instinct-fleet")]
-        commits = {commit for commit, kind in markers if kind in (".json", REMOVING)}
-        for commit in sorted(commits) if name.startswith("models--") else ():
-            if _COMMIT.fullmatch(commit):
-                size = sum(os.stat(path).st_size for path in _own_blobs(top, commit))
-                repo = name[len("models--") :].replace("--", "/")
-                yield FoundWeights(cache_dir, repo, commit, size)
-
-
-def _own_blobs(top: str, commit: str) -> set[str]:
-    """Return the files behind a commit's links that no other commit has."""
-    others = (name for name in listing(f"{top}/snapshots") if name != commit)
-    shared = {path for name in others for path in _blobs(top, name)}
-    return {path for path in _blobs(top, commit) if path not in shared and os.path.exists(path)}
-
-
-def _blobs(top: str, commit: str) -> Iterator[str]:
-    for directory, _unused, names in os.walk(f"{top}/snapshots/{commit}"):
-        for name in names:
-            yield os.path.realpath(os.path.join(directory, name))
+    return {name: file_bytes(f"{top}/{name}") for name in listing(top) if name not in known}
 
 
 def _sizes(directory: str) -> dict[str, int]:
     return {
-        name: _size(f"{directory}/{name}")
+        name: tree_bytes(f"{directory}/{name}")
         for name in listing(directory)
         if os.path.isdir(f"{directory}/{name}") and not os.path.islink(f"{directory}/{name}")
     }
 
 
-def _size(directory: str) -> int:
-    size = 0
-    for top, _unused, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                size += os.lstat(os.path.join(top, name)).st_size
-    return size
+def _killed_jobs(node: PrunePaths) -> dict[str, int]:
+    """Return the bytes of quantizations without a report: those that have one are published by the next run."""
+    return {
+        name: tree_bytes(f"{node.jobs}/{name}")
+        for name in listing(node.jobs)
+        if _JOB.fullmatch(name) and not os.path.exists(f"{node.jobs}/{name}/report.json")
+    }
 
 
-def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], kept: Roots) -> Roots:
+def _roots(
+    client: DockerClient, node: PrunePaths, containers: Sequence[Json], kept: Roots, quantizing: bool
+) -> Roots:
     """Return what the control node refers to, and what this node's own records and containers do besides."""
     source = Source()
     generations = [item for record in _records(node, source) for item in record["kept"]]
@@ -212,6 +208,7 @@ def _roots(client: DockerClient, node: PrunePaths, containers: Sequence[Json], k
         instances=instances,
         cache_keys=frozenset(warm_key(f"{node.data_dir}/cache/{name}") for name in instances) - {""},
         measuring=any(MEASURE in labels for labels in alive),
+        quantizing=quantizing or any(QUANTIZE in labels for labels in labelled),
     )
 
 
@@ -267,14 +264,18 @@ def _remove(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
     if item.kind == IMAGE:
         _remove_image(client, node, item)
     elif item.kind == PROBE:
-        os.unlink(os.path.join(os.path.dirname(_software(node, "")), item.name))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(os.path.dirname(_software(node, "")), item.name))
     elif item.kind == STORED:
         remove_stored(node.store, item.name)
     elif item.kind == WEIGHTS:
         cache_dir, repo, commit = item.name.split("|")
-        _remove_weights(f"{cache_dir}/hub/models--{repo.replace('/', '--')}", commit)
+        remove_weights(HubRepository(cache_dir, f"models--{repo.replace('/', '--')}"), commit)
+    elif item.kind == TEXTS:
+        remove_below(node.texts, item.name)
     else:
-        shutil.rmtree(f"{node.data_dir}/{item.kind}/{item.name}")
+        top = node.jobs if item.kind == JOB else f"{node.data_dir}/{item.kind}"
+        remove_tree(f"{top}/{item.name}")
 
 
 def _remove_image(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
@@ -289,24 +290,3 @@ def _remove_image(client: DockerClient, node: PrunePaths, item: Leftover) -> Non
         raise NodeError(f"Docker keeps image {item.target}: {error} Run again.", changed=True) from error
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_software(node, item.name))
-
-
-def _remove_weights(top: str, commit: str) -> None:
-    """Remove a commit. Its links go after the blobs, and its mark last, so that another run can finish this.
-
-    From the first step on the weights count as incomplete.
-    """
-    markers = f"{top}/.instinct-fleet"
-    with contextlib.suppress(FileNotFoundError):  # an earlier run came that far
-        os.replace(f"{markers}/{commit}.json", f"{markers}/{commit}{REMOVING}")
-    sync_directory(markers)
-    for directory, _unused, names in os.walk(f"{top}/refs"):
-        for name in names:
-            path = os.path.join(directory, name)
-            if (read_text(path) or "").strip() == commit:
-                os.unlink(path)
-    for path in _own_blobs(top, commit):
-        os.unlink(path)
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(f"{top}/snapshots/{commit}")
-    os.unlink(f"{markers}/{commit}{REMOVING}")

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from ..common.prune import FoundBlobs
+from ..common.tree_bytes import tree_bytes
 from ..observe.source import listing
 from ..store.blobs import Store
 from ..store.swarm_member import transferring
@@ -32,11 +33,11 @@ def found_stored(store: Store) -> Iterator[FoundBlobs]:
         path = os.path.join(store.root, "incoming", name)
         active = name in moved or (bool(moved) and not os.path.isdir(path))
         what = part.name if part else "unfinished-transfer"
-        yield FoundBlobs(f"{INCOMING}{name}", what, _size(path) + _own_bytes(store, own), active)
+        yield FoundBlobs(f"{INCOMING}{name}", what, tree_bytes(path) + _own_bytes(store, own), active)
     known = {f"{item.id}.json" for item in complete}
     for name in listing(f"{store.root}/manifests"):
         if name not in known:
-            size = _size(f"{store.root}/manifests/{name}")
+            size = tree_bytes(f"{store.root}/manifests/{name}")
             yield FoundBlobs(f"{DAMAGED}{name}", "damaged-manifest", size)
     loose = [name for name in store.blobs() if name not in users]
     if loose:
@@ -59,13 +60,9 @@ def remove_stored(store: Store, name: str) -> None:
 
 def _own_bytes(store: Store, names: Iterable[str]) -> int:
     """Return the size of blobs that are in no cache of weights besides."""
-    stats = [os.stat(store.path(name)) for name in names if store.size(name) is not None]
-    return sum(found.st_size for found in stats if found.st_nlink == 1)
-
-
-def _size(path: str) -> int:
     size = 0
-    for part in (path, *(os.path.join(top, name) for top, _unused, names in os.walk(path) for name in names)):
-        with contextlib.suppress(FileNotFoundError):
-            size += 0 if os.path.isdir(part) else os.lstat(part).st_size
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            found = os.stat(store.path(name))
+            size += found.st_size if found.st_nlink == 1 else 0
     return size

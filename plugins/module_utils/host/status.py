@@ -31,8 +31,8 @@ from ..docker.logs import container_log
 from ..endpoint.drain import Balancer
 from ..observe.engine import read_images
 from ..observe.generations import read_generations
+from ..observe.held_bytes import held_bytes
 from ..observe.source import Source
-from ..observe.storage import held_bytes
 from ..observe.supervisor_file import supervisor_file
 from ..serving.attention import ATTENTION_FILE, Proof
 from ..serving.instance import LABELS, READY_FILE

@@ -13,13 +13,14 @@ from .engine import ask_docker, read_docker, read_images
 from .generations import read_generations
 from .gpu_users import partition_change, read_users
 from .gpus import kfd_processes, read_gpus
+from .held_bytes import held_bytes
 from .host import kib, read_cpu, read_device_gids, read_numa_nodes
 from .instances import read_instance_key, read_instances
 from .lease import read_run
 from .network import read_interfaces, read_rdma
 from .repositories import read_repositories
 from .source import Source, pairs
-from .storage import held_bytes, read_disk, read_models, read_store
+from .storage import read_disk, read_models, read_store
 from .sysctl_files import read_numa_balancing
 
 TYPE_CHECKING = False

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 
+from .held_bytes import network_devices
 from .source import Source, listing
 
 TYPE_CHECKING = False
@@ -24,10 +25,21 @@ def size_of(directory: str) -> int:
     return size
 
 
+def regular_text(path: str, limit: int = 1 << 26) -> str:
+    """Return a file's text. Raise OSError for a link, ValueError for a pipe and the like: containers write there."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if found.st_mode & 0o170000 != 0o100000:
+            raise ValueError("not a regular file")
+        return os.read(fd, min(found.st_size, limit)).decode("utf-8")
+    finally:
+        os.close(fd)
+
+
 def read_model(path: str, cache_dir: str) -> dict[str, Any]:
     """Check one marker's files by their sizes. Raise OSError, ValueError or KeyError for a broken marker."""
-    with open(path, encoding="utf-8") as file:
-        marker = json.load(file)
+    marker = json.loads(regular_text(path))
     snapshot = os.path.join(os.path.dirname(os.path.dirname(path)), "snapshots", marker["commit"])
     complete = True
     for name, size in marker["files"].items():
@@ -65,35 +77,11 @@ def read_models(source: Source, cache_dirs: list[str]) -> tuple[list[Any], list[
                 path = os.path.join(markers, name)
                 try:
                     models.append(read_model(path, cache_dir))
+                except FileNotFoundError:  # removed meanwhile
+                    continue
                 except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                     source.problem(path, f"broken marker: {type(error).__name__}: {error}")
     return models, fetching
-
-
-NETWORK = (
-    "nfs",
-    "nfs4",
-    "lustre",
-    "wekafs",
-    "beegfs",
-    "ceph",
-    "gpfs",
-    "glusterfs",
-    "fuse.glusterfs",
-    "cifs",
-    "smb3",
-)
-
-
-def network_devices(source: Source) -> dict[str, str]:
-    """Return the types of mounted network file systems by device, "major:minor"."""
-    found = {}
-    for line in (source.text("/proc/self/mountinfo") or "").splitlines():
-        words, _unused, rest = line.partition(" - ")
-        kind = rest.partition(" ")[0]
-        if kind in NETWORK:
-            found[words.split()[2]] = kind
-    return found
 
 
 def read_store(source: Source, data_dir: str) -> list[str]:
@@ -107,36 +95,11 @@ def read_store(source: Source, data_dir: str) -> list[str]:
         try:
             with open(path, encoding="utf-8") as file:
                 found.append(str(json.load(file)["name"]))
+        except FileNotFoundError:  # removed meanwhile
+            continue
         except (OSError, ValueError, KeyError, TypeError) as error:
             source.problem(path, f"broken manifest: {type(error).__name__}: {error}")
     return sorted(found)
-
-
-def held_bytes(data_dir: str, cache_dirs: list[str]) -> int:
-    """Return the bytes of the content store, of weights with a marker and of models made on the fleet.
-
-    Hard links count once. Files on network file systems do not count, as they are not this host's alone, nor does what
-    came in part, which a plan counts whole.
-    """
-    network = network_devices(Source())
-    places = [os.path.join(data_dir, name) for name in ("store/blobs", "models")]
-    for hub in (os.path.join(cache_dir, "hub") for cache_dir in cache_dirs):
-        repos = (os.path.join(hub, name) for name in listing(hub))
-        places += [
-            os.path.join(repo, "blobs") for repo in repos if listing(os.path.join(repo, ".instinct-fleet"))
-        ]
-    found: dict[tuple[int, int], int] = {}
-    walks = (walked for place in places for walked in os.walk(place))
-    for path in (os.path.join(top, name) for top, _unused, names in walks for name in names):
-        if path.endswith(".incomplete"):  # a download's
-            continue
-        try:
-            stat = os.stat(path)
-        except FileNotFoundError:  # renamed meanwhile
-            continue
-        if f"{os.major(stat.st_dev)}:{os.minor(stat.st_dev)}" not in network:
-            found[stat.st_dev, stat.st_ino] = stat.st_size
-    return sum(found.values())
 
 
 def read_disk(source: Source, paths: list[str]) -> list[dict[str, Any]]:

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +11,7 @@ from typing import Any
 
 from ..common.module_main import NodeError
 from ..common.paths import PARTITION_JOURNAL
+from ..common.processes import Program, run_program
 from ..docker.client import ALIVE, SOCKET, DockerClient
 from ..docker.lifecycle import start_again, stop_gracefully
 from ..observe.driver import read_rocm
@@ -79,26 +77,15 @@ class PartitionNode(GpuFiles):
         name = command.argv[0]
         program = self.path(name) if name.startswith("/") else self._find(name) or name
         try:
-            process = subprocess.Popen(
-                [program, *command.argv[1:]],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-                env={**os.environ, "LC_ALL": "C"},
+            ended = run_program(
+                Program([program, *command.argv[1:]], {**os.environ, "LC_ALL": "C"}, stdin=command.stdin),
+                timeout,
             )
         except OSError as error:
             raise PartitionError(f"{name} does not start: {error.strerror}") from None
-        try:
-            stdout, stderr = process.communicate(command.stdin, timeout=timeout)
-            return CommandResult(process.returncode, stdout, stderr)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it may be inside the kernel
-                process.communicate(timeout=5)
-            raise PartitionError(f"{name} did not end within {timeout:.0f} s and was killed") from None
+        if ended.code is None:
+            raise PartitionError(f"{name} did not end within {timeout:.0f} s and was killed")
+        return CommandResult(ended.code, ended.out, ended.err)
 
     def _find(self, name: str) -> str | None:
         """Return the path of a system program, even if PATH lacks root's directories."""

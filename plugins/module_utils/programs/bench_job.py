@@ -28,8 +28,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..common.bench_metrics import ResultError, normalise, number
+from ..common.bench_metrics import normalise
 from ..common.bench_record import record_name, succeeded
+from ..common.bench_results import ResultError, number
 from ..common.files import write_atomic
 from ..common.intervals import MIN_RUNS, half_width
 from ..common.mounts import BENCH_JOB, BENCH_OUTPUT, BENCH_RESULT

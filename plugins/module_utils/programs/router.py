@@ -97,7 +97,8 @@ class Router:
             self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may be inside the kernel
+                self.process.wait(STOP_SECONDS)
 
 
 class Routers:

@@ -12,6 +12,7 @@ from ..common.files import read_text, sync_directory, write_atomic
 from ..common.model_manifest import SIGNATURE
 from ..common.module_main import NodeError
 from ..common.run_lock import run_lock
+from ..common.urls import holds_account
 from ..docker.client import DockerClient, Json
 from ..docker.image_api import image
 from . import environment, job, paths
@@ -20,6 +21,11 @@ from .environment import EnvironmentRequest
 
 def quantize(client: DockerClient, params: Mapping[str, Any], check: bool) -> Json:
     """Return what there is afterwards: path, commit, statement, signature, and the report of a job that ran."""
+    if holds_account(params["index"]):
+        raise NodeError(
+            "index (quantize_index) holds an account. Write the URL of a mirror that needs none, or give the packages "
+            "as a directory (quantize_packages)."
+        )
     wanted = job.job_of(params["job"])
     found = image(client, wanted.image)
     if found is None:

@@ -7,15 +7,17 @@ itself never gets the packages: AMD Quark would register a plugin with every vLL
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..common.beneath import remove_tree
 from ..common.files import make_private, sync_directory, write_atomic
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError
+from ..common.untrusted_tree import publish_tree
 from ..docker.client import DockerClient
 from . import paths
 from .containers import ContainerRun, run_container
@@ -79,7 +81,7 @@ def install(client: DockerClient, wanted: EnvironmentRequest) -> None:
     if wanted.complete:
         return
     part, requirements = f"{wanted.directory}.part", f"{wanted.directory}.txt"
-    shutil.rmtree(part, ignore_errors=True)
+    remove_tree(part)
     os.makedirs(part, mode=0o755)
     write_atomic(requirements, wanted.requirements, 0o644)
     make_private(SECRETS)
@@ -89,12 +91,14 @@ def install(client: DockerClient, wanted: EnvironmentRequest) -> None:
     finally:
         os.unlink(PIP_CONF)
     if code != 0:
-        shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(NodeError):
+            remove_tree(part)
         raise NodeError(_failure(wanted, code, log), log=log[-20:], changed=True)
+    publish_tree(part, programs=True)
     write_atomic(
         os.path.join(part, COMPLETE), json.dumps({"image": wanted.image, "id": wanted.image_id}), 0o644
     )
-    shutil.rmtree(wanted.directory, ignore_errors=True)
+    remove_tree(wanted.directory)
     os.rename(part, wanted.directory)
     sync_directory(paths.HOME)
 

@@ -27,6 +27,7 @@ from ..observe.gpu_users import read_users
 from ..observe.gpus import kfd_processes, read_gpus
 from ..observe.source import Source
 from . import paths
+from .source_files import source_of
 
 _SNAPSHOT = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
@@ -58,20 +59,18 @@ def read_facts(client: DockerClient, params: Mapping[str, Any], check: bool = Fa
 
 def read_source(path: str) -> Json:
     """Return what a model's directory holds, and its identity: repository and commit, or the hash of its files."""
-    if not os.path.isdir(path):
-        raise NodeError(f"The model {path} is not a directory of this node.")
-    config = _json(os.path.join(path, "config.json"))
-    if config is None:
+    source = source_of(path)
+    try:
+        config = json.loads(source.read("config.json") or "null")
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
         raise NodeError(f"The directory {path} holds no model: it has no config.json.")
-    sizes: dict[str, int] = {}
-    for top, _names, files in os.walk(path):
-        for name in files:
-            full = os.path.join(top, name)
-            sizes[os.path.relpath(full, path)] = os.stat(full).st_size
+    sizes = source.sizes()
     weights = {
         name: size for name, size in sizes.items() if name.endswith(".safetensors") and "/" not in name
     }
-    card = (read_text(os.path.join(path, "README.md")) or "")[:_CARD_LIMIT]
+    card = (source.read("README.md") or "")[:_CARD_LIMIT]
     front = _FRONT.match(card)
     return {
         "path": path,
@@ -108,15 +107,14 @@ def read_calibration(path: str, check: bool = False) -> Json:
     if check and os.path.dirname(path) == paths.CALIBRATION and not os.path.exists(path):
         return {
             "path": path,
-            "mount": paths.CALIBRATION,
+            "mount": path,
             "inside": os.path.basename(path),
             "sha256": "not copied yet",
         }
     if os.path.isfile(path):
-        directory = os.path.dirname(path)
         with open(path, "rb") as stream:
             digest = text_hash(stream.read().decode("utf-8", "replace"))
-        return {"path": path, "mount": directory, "inside": os.path.basename(path), "sha256": digest}
+        return {"path": path, "mount": path, "inside": os.path.basename(path), "sha256": digest}
     if not os.path.isdir(path):
         raise NodeError(
             f"The calibration data {path} is not on this node: copy a .txt, .jsonl, .json or .parquet file there, or a "

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..common.beneath import remove_tree
 from ..common.disk_space import sized
-from ..common.files import read_text, sync_directory, write_atomic
+from ..common.files import make_private, read_text, sync_directory, write_atomic
 from ..common.model_manifest import (
     MANIFEST,
     commit_of,
@@ -25,7 +26,10 @@ from ..common.model_manifest import (
 )
 from ..common.module_main import NodeError
 from ..common.probe_output import REPORT
+from ..common.untrusted_tree import publish_tree
+from ..common.write_below import write_below
 from ..docker.client import DockerClient, Json
+from ..store.blob_files import link_or_copy
 from . import paths
 from .containers import ContainerRun, is_running, run_container, stop_and_remove
 from .environment import EnvironmentRequest
@@ -70,6 +74,23 @@ class QuantizeJob:
         """Return the directory of the job's files on the node."""
         return paths.work_dir(self.key)
 
+    @property
+    def shared(self) -> str:
+        """Return the part of it in which the container writes."""
+        return os.path.join(self.work, paths.SHARED)
+
+    @property
+    def texts(self) -> str:
+        """Return the path of the calibration data on the node; "" without any.
+
+        What came from the control node is the job's own, so that it is there as long as the job, and no longer.
+        """
+        if not self.calibration:
+            return ""
+        if os.path.dirname(self.calibration["path"]) == paths.CALIBRATION:
+            return os.path.join(self.work, paths.TEXTS, self.calibration["inside"])
+        return str(self.calibration["mount"])
+
 
 def job_of(data: Mapping[str, Any]) -> QuantizeJob:
     """Return the job that the action plugin gave."""
@@ -80,8 +101,7 @@ def program_job(job: QuantizeJob) -> Json:
     """Return the job as the program reads it: with its paths inside the container."""
     calibration = None
     if job.calibration:
-        inside = os.path.join(paths.CALIBRATION_MOUNT, job.calibration["inside"]).rstrip("/")
-        calibration = {**job.data["calibration"], "path": inside}
+        calibration = {**job.data["calibration"], "path": _calibration_inside(job.calibration)}
     snapshot = _SNAPSHOT.match(job.source)
     inside = job.source[len(snapshot.group(1)) :] if snapshot else ""
     return {
@@ -103,7 +123,7 @@ def container_run(job: QuantizeJob, environment: str, program: str) -> Container
         paths.SOURCE_MOUNT: snapshot.group(1) if snapshot else job.source,
     }
     if job.calibration:
-        readable[paths.CALIBRATION_MOUNT] = job.calibration["mount"]
+        readable[_calibration_inside(job.calibration)] = job.texts
     devices = ["/dev/kfd", *(f"/dev/dri/{node}" for node in job.render_nodes)] if job.render_nodes else []
     return ContainerRun(
         name=job.container,
@@ -111,7 +131,7 @@ def container_run(job: QuantizeJob, environment: str, program: str) -> Container
         script=_SCRIPT,
         arguments=("quantize", program),
         readable=readable,
-        writable={paths.JOB_MOUNT: job.work},
+        writable={paths.JOB_MOUNT: job.shared},
         devices=devices,
         memory=job.memory,
         label=job.key,
@@ -130,6 +150,10 @@ def container_run(job: QuantizeJob, environment: str, program: str) -> Container
     )
 
 
+def _calibration_inside(calibration: Mapping[str, Any]) -> str:
+    return os.path.join(paths.CALIBRATION_MOUNT, calibration["inside"]).rstrip("/")
+
+
 def planned(job: QuantizeJob, client: DockerClient) -> list[str]:
     """Return what running would do."""
     run = container_run(job, "", "")
@@ -145,14 +169,18 @@ def run_job(
     """Run the job, or wait for the one of an earlier call. Return the program's report. Raise NodeError."""
     report_file = os.path.join(job.work, paths.REPORT_FILE)
     earlier = json.loads(read_text(report_file) or "{}")
-    if earlier.get("ok"):
+    if earlier.get("ok") and os.path.isdir(job.shared):
         return dict(earlier)
     run = container_run(job, environment.directory, program)
     if not is_running(client, run):
         stop_and_remove(client, run.name)
-        shutil.rmtree(job.work, ignore_errors=True)  # of a job that was killed
-        os.makedirs(job.work, mode=0o755)
-        write_atomic(os.path.join(job.work, paths.JOB), json.dumps(program_job(job), indent=1), 0o644)
+        remove_tree(job.work)  # of a job that was killed
+        make_private(job.work)
+        os.mkdir(job.shared, 0o755)
+        if job.calibration and job.texts.startswith(f"{job.work}/"):
+            os.mkdir(os.path.dirname(job.texts), 0o700)
+            link_or_copy(job.calibration["path"], job.texts)
+        write_atomic(os.path.join(job.shared, paths.JOB), json.dumps(program_job(job), indent=1), 0o644)
     code, lines, log = run_container(client, run, timeout)
     if code is None:
         raise NodeError(
@@ -160,12 +188,14 @@ def run_job(
             f"{run.name}): run again to wait for it, or raise quantize_timeout.",
             changed=True,
         )
+    shutil.rmtree(os.path.join(job.work, paths.TEXTS), ignore_errors=True)
     log = _COLOURS.sub("", log)
-    os.makedirs(paths.LOGS, mode=0o755, exist_ok=True)
-    write_atomic(paths.log_file(job.key), log, 0o644)
+    make_private(paths.LOGS)  # a backend may print the texts
+    write_atomic(paths.log_file(job.key), log, 0o600)
     report = parse_report(log)
     if code != 0 or not report.get("ok"):
-        shutil.rmtree(job.work, ignore_errors=True)
+        with contextlib.suppress(NodeError):
+            remove_tree(job.work)
         raise NodeError(failure(job, code, report, lines), log=lines[-20:], changed=True)
     write_atomic(report_file, json.dumps(report), 0o644)
     return report
@@ -197,25 +227,31 @@ def failure(job: QuantizeJob, code: int, report: Mapping[str, Any], lines: list[
 
 
 def publish(job: QuantizeJob, report: Mapping[str, Any]) -> Json:
-    """Make a local repository of the output: card, record, manifest; in a staging directory, renamed when complete."""
-    output = os.path.join(job.work, paths.OUTPUT)
+    """Make a local repository of the output: card, record, manifest; in a staging directory, renamed when complete.
+
+    Raise NodeError for an output that is more than directories and files of its own: the container may have left links.
+    """
+    output = os.path.join(job.shared, paths.OUTPUT)
+    try:
+        publish_tree(job.shared, paths.OUTPUT)  # the backends write weights for their owner alone
+    except FileNotFoundError as error:
+        remove_tree(job.work)
+        raise NodeError(
+            f"{output} is not there although the job succeeded. Run again.", changed=True
+        ) from error
     kept = {
         key: report[key] for key in ("versions", "quantized", "excluded", "left", "unmatched", "kv_scales")
     }
-    error = {"worst": report["worst"], "mean": report["mean_relative_error"], "matrices": report["compared"]}
-    record = {**job.record, "key": job.key, "result": {**kept, "relative_error": error}}
-    write_atomic(os.path.join(output, "README.md"), job.card, 0o644)
-    write_atomic(
-        os.path.join(output, paths.RECORD), json.dumps(record, indent=1, sort_keys=True) + "\n", 0o644
-    )
-    make_readable(output)
-    files = hash_directory(output)
+    off = {"worst": report["worst"], "mean": report["mean_relative_error"], "matrices": report["compared"]}
+    record = {**job.record, "key": job.key, "result": {**kept, "relative_error": off}}
+    record_text = json.dumps(record, indent=1, sort_keys=True) + "\n"
+    for name, content in (("README.md", job.card), (paths.RECORD, record_text)):
+        write_below(job.shared, f"{paths.OUTPUT}/{name}", content, 0o644)
+    files = hash_directory(output, links=False)
     commit = commit_of(files)
     target = paths.model_dir(job.name, commit)
     text = statement_text(statement(job.name, files))
-    write_atomic(os.path.join(output, MANIFEST), text, 0o644)
-    for directory, _names, _files in os.walk(output):
-        sync_directory(directory)
+    write_below(job.shared, f"{paths.OUTPUT}/{MANIFEST}", text, 0o644)
     os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
     renamed = False
     with contextlib.suppress(FileExistsError, OSError):  # the same output of other inputs
@@ -228,22 +264,7 @@ def publish(job: QuantizeJob, report: Mapping[str, Any]) -> Json:
     sync_directory(os.path.dirname(target))
     if renamed:
         remember_hashes(hashes_file(target, text, paths.HASHES), target, files)
-    shutil.rmtree(job.work, ignore_errors=True)
+    with contextlib.suppress(NodeError):  # the model is there
+        remove_tree(job.work)
     size = sum(os.stat(os.path.join(target, name)).st_size for name in files)
     return {"path": target, "commit": commit, "statement": text, "bytes": size, "files": len(files)}
-
-
-def make_readable(directory: str) -> None:
-    """Let a serving container of any user read the model: the backends write weights for their owner alone."""
-    for top, names, files in os.walk(directory):
-        os.chmod(top, 0o755)
-        for name in names:
-            os.chmod(os.path.join(top, name), 0o755)
-        for name in files:
-            path = os.path.join(top, name)
-            os.chmod(path, 0o644)
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)

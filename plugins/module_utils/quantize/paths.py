@@ -10,7 +10,9 @@ HOME = DATA_DIR + "/quantize"
 MODELS = model_manifest.MODELS
 HASHES = model_manifest.MODEL_HASHES
 LOGS = HOME + "/logs"
-CALIBRATION = HOME + "/calibration"  # roles/quantize/tasks/copy.yml copies files there
+CALIBRATION = (
+    HOME + "/calibration"
+)  # roles/quantize/tasks/copy.yml copies files there, and main.yml removes them
 PACKAGES = HOME + "/packages"  # and there
 
 ENV_MOUNT = "/quantize/env"
@@ -19,7 +21,9 @@ CALIBRATION_MOUNT = "/quantize/calibration"
 JOB_MOUNT = "/quantize/job"
 
 RECORD = "quantization.json"  # in the output: what it was made of
-OUTPUT, JOB, REPORT_FILE = "output", "job.json", "report.json"
+OUTPUT, JOB = "output", "job.json"
+# Below a work_dir: what the container writes, what it cannot, and calibration data that the control node has sent.
+SHARED, REPORT_FILE, TEXTS = "shared", "report.json", "calibration"
 
 # The Python that runs vLLM need not be the first in PATH.
 FIND_PYTHON = """\
@@ -36,7 +40,7 @@ def environment_dir(key: str) -> str:
 
 
 def work_dir(key: str) -> str:
-    """Return the directory of a job; on the file system of the outputs, so that a finished one is renamed."""
+    """Return the directory of a job, for root only; on the file system of the outputs, so that they are renamed."""
     return f"{MODELS}/.work/{key}"
 
 

@@ -12,6 +12,7 @@ from ..common.files import read_text
 from ..common.model_manifest import (
     MANIFEST,
     REPAIR,
+    REPOSITORY,
     SIGNATURE,
     BadManifest,
     difference,
@@ -58,7 +59,7 @@ def _verified(path: str, text: str, reread: bool) -> Json:
     cache = hashes_file(path, text, HASHES)
     if reread:
         forget_hashes(cache)
-    different = difference(files, hash_directory(path, cache))
+    different = difference(files, hash_directory(path, cache, links=not REPOSITORY.fullmatch(path)))
     if different:
         raise NodeError(f"{path} is not what its manifest says: {different}.")
     return {

@@ -19,7 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+from ..common.beneath import NO_LINK, directory_below, file_below
 from ..common.module_main import NodeError
+from ..common.untrusted_tree import walk
 
 ROOTS = (
     "aiter",
@@ -40,7 +42,6 @@ COMMAND = f"{REPLACED}command.sha256"
 _LEFT_OUT = re.compile(
     r"aiter/[^/]+/build(/|$)|(^|/)(lock_[^/]*|[^/]*\.lock|tmp\.[^/]*|[^/]*\.tmp(\.[^/]*)?)(/|$)"
 )
-_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -95,54 +96,18 @@ def pack(directory: str, stream: IO[bytes], limit: int) -> Packed:
 
 def _files(directory: str) -> Iterator[tuple[str, IO[bytes], os.stat_result]]:
     """Yield every regular file below the roots, in the order of paths; what only exists half is left out."""
-    found: list[str] = []
-    for root in ROOTS:
-        with _opened(directory, root) as top:
-            if top is None:
-                continue
-            for place, _names, names, _fd in os.fwalk(".", dir_fd=top, follow_symlinks=False):
-                found += [os.path.normpath(f"{root}/{place}/{name}") for name in names]
-    wanted = [path for path in sorted(found) if not _LEFT_OUT.search(path)]
+    wanted = [path for path in sorted(_names(directory)) if not _LEFT_OUT.search(path)]
     for path in wanted if wanted != [COMMAND] else ():
-        parent, name = os.path.split(path)
-        with _opened(directory, parent) as inside:
-            if inside is None:
-                continue
-            try:
-                descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_LINK, dir_fd=inside)
-            except OSError:  # a link, or gone meanwhile
-                continue
-            with os.fdopen(descriptor, "rb") as opened:
-                status = os.fstat(descriptor)
-                if stat.S_ISREG(status.st_mode):
-                    yield path, opened, status
+        # It may be gone, or replaced meanwhile.
+        with contextlib.suppress(FileNotFoundError, NodeError), file_below(directory, path) as opened:
+            yield path, opened, os.fstat(opened.fileno())
 
 
-@contextlib.contextmanager
-def _opened(directory: str, path: str, make: bool = False) -> Iterator[int | None]:
-    """Open a directory below `directory`, without following links; None if it is not one, an error to `make` it."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | _NO_LINK
-    descriptor: int | None = None
-    try:
-        descriptor = os.open(directory, flags)
-        for part in path.split("/") if path else ():
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, 0o755, dir_fd=descriptor)
-            child = os.open(part, flags, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = child
-    except OSError as error:
-        if descriptor is not None:
-            os.close(descriptor)
-        if make:
-            raise NodeError(f"{directory}/{path} is not a directory of its own: {error.strerror}") from error
-        descriptor = None
-    try:
-        yield descriptor
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+def _names(directory: str) -> Iterator[str]:
+    for root in ROOTS:
+        with contextlib.suppress(FileNotFoundError, NodeError):  # a link in place of it
+            files = (entry for entry in walk(directory, root) if entry.is_kind(stat.S_IFREG))
+            yield from (f"{root}/{entry.path}" for entry in files)
 
 
 def check_archive(source: str) -> None:
@@ -173,13 +138,13 @@ def _check(item: tarfile.TarInfo) -> None:
 
 def _write(directory: str, item: tarfile.TarInfo, content: IO[bytes]) -> bool:
     parent, name = os.path.split(item.name)
-    with _opened(directory, parent, make=True) as inside:
+    with directory_below(directory, parent, make=True) as inside:
         if not item.name.startswith(REPLACED):
             with contextlib.suppress(FileNotFoundError):
                 os.stat(name, dir_fd=inside, follow_symlinks=False)
                 return False
         temporary = f".{name[:200]}.{os.getpid()}.tmp"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600, dir_fd=inside)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600, dir_fd=inside)
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 shutil.copyfileobj(content, stream, 2**20)

@@ -268,7 +268,8 @@ def _remove(client: DockerClient, removal: Removal) -> None:
         removal.fail(Diagnosis("cannot_remove", str(error), CANNOT_REMOVE))
         return
     for path in _directories(removal.name):
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(RecursionError):  # a container nested directories: prune.yml says what to do
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # ---- creating and starting ---------------------------------------------------------------------------

@@ -6,11 +6,7 @@ Everything is best effort: what cannot be restored is compiled again, and the re
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import shutil
-import stat
 import tarfile
 import tempfile
 import zlib
@@ -21,22 +17,21 @@ from typing import Any
 
 from ..common import paths
 from ..common.disk_space import free_bytes, sized
-from ..common.files import make_private, write_atomic
+from ..common.files import make_private
 from ..common.module_main import NodeError
 from ..common.names import NAME
 from ..common.transfer_names import caches_name
-from ..store.blobs import Store, WrongContent, hash_file
+from ..store.blob_files import hash_file
+from ..store.blobs import Store, WrongContent
+from ..store.export import export_copy
 from ..store.manifest import ManifestFile, manifest_of
 from .cache_files import check_archive, pack, unpack
+from .cache_marker import KEY, mark, warm_key
 
-MARKER = "warm.json"
-"""In the cache directory: the key of what is there. Whoever deletes the caches deletes it too."""
-KEY = re.compile(r"[0-9a-f]{32}")
 PREFIX = "caches "
 THREADS = 8  # instances that are restored at once
 BROKEN = (NodeError, OSError, tarfile.TarError, EOFError, zlib.error)
 _HEADROOM = 2**30
-_MARKER_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -84,29 +79,6 @@ def parse_bundles(items: Mapping[str, Mapping[str, Any]]) -> dict[str, CacheBund
         raise NodeError(f"bundles: each needs sha256, bytes and content ({error!r}).") from error
 
 
-def warm_key(directory: str) -> str:
-    """Return the key of what is in a cache directory; "" if unknown. A container may have written anything there."""
-    try:
-        descriptor = os.open(
-            f"{directory}/{MARKER}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )
-    except OSError:
-        return ""
-    with os.fdopen(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return ""
-        try:
-            key = str(json.loads(stream.read(_MARKER_BYTES))["key"])
-        except (ValueError, KeyError, TypeError):
-            return ""
-    return key if KEY.fullmatch(key) else ""
-
-
-def _mark(instance: CachedInstance, sha256: str) -> None:
-    text = json.dumps({"key": instance.key, "sha256": sha256})
-    write_atomic(f"{instance.directory}/{MARKER}", text + "\n", 0o600)
-
-
 def _record(store: Store, key: str, sha256: str, size: int) -> None:
     store.record(manifest_of(caches_name(key), [ManifestFile("caches.tar.gz", size, sha256)]))
 
@@ -148,10 +120,9 @@ def _pack(instance: CachedInstance, limit: int, export: str, store: Store) -> di
         if packed.files:
             store.add(temporary, packed.sha256, packed.bytes)
             _record(store, instance.key, packed.sha256, packed.bytes)
-            _mark(instance, packed.sha256)
+            mark(instance.directory, instance.key, packed.sha256)
             if export:
-                shutil.copyfile(temporary, os.path.join(export, packed.sha256))
-                os.chmod(os.path.join(export, packed.sha256), 0o644)
+                export_copy(temporary, os.path.join(export, packed.sha256))
     finally:
         os.unlink(temporary)
     return asdict(packed)
@@ -234,5 +205,5 @@ def _restore(instance: CachedInstance, bundle: CacheBundle, store: Store) -> int
     make_private(os.path.dirname(instance.directory))
     os.makedirs(instance.directory, mode=0o755, exist_ok=True)
     count = unpack(store.path(bundle.sha256), instance.directory)
-    _mark(instance, bundle.sha256)
+    mark(instance.directory, instance.key, bundle.sha256)
     return count

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content store of a node: blobs by their SHA-256, each complete and checked when it gets its name.
 
-    blobs/sha256/<hex>     content, readable for all; the cache of weights has hard links to the same files
+    blobs/sha256/<hex>     content, readable for all but files of the control node; the cache of weights has hard links
     manifests/<id>.json    the manifests of which every blob is there
     incoming/<id>/<hex>    what is being received; nothing here counts as there
     incoming/<id>/manifest.json    of what it is a part
@@ -12,27 +12,21 @@ A blob gets its name last, and a manifest after its blobs; they go in the opposi
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
 import json
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterable
 
 from ..common import paths
-from ..common.abandoned import leave_if_abandoned
 from ..common.disk_space import existing_parent
 from ..common.files import read_text, sync_directory, write_atomic
 from ..common.module_main import NodeError
+from .blob_files import give_name, hash_file, hash_files, opened
 from .manifest import HEX, Manifest, parse_manifest
 
 MANIFEST = "manifest.json"  # of what is being received
-THREADS = 8  # files read at once
-_CHUNK = 4 * 2**20
-_POLL_SECONDS = 1.0
 
 
 class WrongContent(NodeError):
@@ -40,10 +34,11 @@ class WrongContent(NodeError):
 
 
 class Store:
-    """A node's content store; `root` is its directory."""
+    """A node's content store; `root` is its directory. private: blobs that only root may read, while they are added."""
 
     def __init__(self, root: str = paths.STORE) -> None:
         self.root = root
+        self.private: frozenset[str] = frozenset()
 
     # ---- names -------------------------------------------------------------------------------------------
 
@@ -123,17 +118,27 @@ class Store:
         It is hashed first, unless the caller has just done so. Raise WrongContent if it is not what its hash says.
         """
         if not self.has(sha256, size):
-            self._prepare()
-            temporary = os.path.join(self.root, "incoming", f"{sha256}.{os.getpid()}.{threading.get_ident()}")
-            try:
-                linked = _link_or_copy(source, temporary)
-                self._take(temporary, sha256, size, source, hashed and linked)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary)
+            with opened(source) as file:
+                self.add_open(file, source, sha256, size, hashed)
         if move:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(source)
+
+    def add_open(self, file: int, source: str, sha256: str, size: int, hashed: bool = False) -> None:
+        """Do what add() does with an open file, whatever has its name by now. source: its path, for messages."""
+        if self.has(sha256, size):
+            return
+        self._prepare()
+        name = f"{sha256}.{os.getpid()}.{threading.get_ident()}"
+        temporary = os.path.join(self.root, "incoming", name)
+        directory = os.open(os.path.dirname(temporary), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            linked = give_name(file, directory, name)
+            self._take(temporary, sha256, size, source, hashed and linked)
+        finally:
+            os.close(directory)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
 
     def put(self, content: bytes, sha256: str) -> None:
         """Take content that is in memory. Raise WrongContent if it is not what its hash says."""
@@ -188,7 +193,7 @@ class Store:
         if actual != sha256:
             what = f"SHA-256 {actual}" if actual else f"{found} bytes instead of {size}"
             raise WrongContent(f"{source} is not the blob sha256:{sha256}: it has {what}.")
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, 0o600 if sha256 in self.private else 0o644)
         os.replace(temporary, self.path(sha256))
         sync_directory(os.path.dirname(self.path(sha256)))
 
@@ -246,71 +251,6 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.manifest_path(manifest.id))
             sync_directory(os.path.join(self.root, "manifests"))
-
-
-def hash_files(named: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of files, by the names given to them; several are read at once, large ones first."""
-    stop = threading.Event()
-    names = sorted(named, key=lambda name: -os.stat(named[name]).st_size)
-    with ThreadPoolExecutor(THREADS) as pool:
-        try:
-            futures = {name: pool.submit(hash_file, named[name], stop) for name in names}
-            while wait(futures.values(), _POLL_SECONDS).not_done:
-                leave_if_abandoned()
-            return {name: future.result() for name, future in futures.items()}
-        finally:
-            stop.set()  # the threads end before the pool does
-
-
-def hash_file(path: str, stop: threading.Event | None = None) -> str:
-    """Return the SHA-256 of a file's content in hex digits; the content is on disk afterwards."""
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb", buffering=0) as file:
-            for part in _parts(file.fileno()):
-                digest.update(part)
-                if stop is not None and stop.is_set():
-                    break
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise NodeError(
-            f"{path} cannot be read back from disk: {error.strerror}. Check the disk and its file system (dmesg), and "
-            "run again.",
-            changed=True,
-        ) from error
-    return digest.hexdigest()
-
-
-def _parts(descriptor: int) -> Iterator[memoryview]:
-    buffer = memoryview(bytearray(_CHUNK))
-    while True:
-        count = os.readv(descriptor, [buffer])
-        if not count:
-            return
-        yield buffer[:count]
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Give a file a second name; copy it where that is on another file system. `target` appears complete."""
-    temporary = f"{target}.{os.getpid()}"
-    try:
-        _link_or_copy(source, temporary)
-        os.replace(temporary, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):  # also what replace() leaves where both were one file
-            os.unlink(temporary)
-
-
-def _link_or_copy(source: str, target: str) -> bool:
-    """Return whether it is a link: a copy may differ from what was read before."""
-    try:
-        os.link(os.path.realpath(source), target)
-        return True
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise
-        shutil.copyfile(source, target)
-        return False
 
 
 def _read_manifest(path: str) -> Manifest | None:

@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 
 from ..common.abandoned import leave_if_abandoned
 from ..common.module_main import NodeError
-from .blobs import Store, hash_file
+from .blob_files import hash_file
+from .blobs import Store
 from .bundle_index import BLOCK, Piece, Volume
 
 _CHUNK = 4 * 2**20

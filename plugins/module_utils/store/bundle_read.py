@@ -27,7 +27,7 @@ from .bundle_checks import (
 from .bundle_index import BLOCK, BundleIndex, Piece, Volume
 from .bundle_pieces import PieceChain
 from .bundle_write import DISK_MARGIN, disk_errors, read_index
-from .control_files import files_of
+from .control_files import files_of, hide, private_blobs
 from .repository import repositories_of
 
 _CHUNK = 4 * 2**20
@@ -126,6 +126,7 @@ def load_bundle(
     }
     if check or not actions:
         return result
+    store.private = private_blobs([*index.manifests, *store.manifests()])
     loader = _Loader(store, index, missing)
     wrong = [text for volume in needed for text in loader.load(volume, directory)]
     if wrong:
@@ -136,6 +137,7 @@ def load_bundle(
         )
     for item in fresh:
         store.record(item)
+    hide(store)
     loader.close()
     return result
 

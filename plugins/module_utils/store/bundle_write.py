@@ -16,7 +16,8 @@ from ..common.disk_space import free_bytes, sized
 from ..common.files import read_text, sync_directory, write_atomic
 from ..common.hashing import text_hash
 from ..common.module_main import NodeError
-from .blobs import Store, hash_file
+from .blob_files import hash_file
+from .blobs import Store
 from .bundle_index import END, BundleIndex, Piece, Volume, parse_index
 from .bundle_pieces import agreeing, parts, refuse_wrong
 
@@ -131,6 +132,13 @@ def disk_errors(path: str) -> Iterator[None]:
         ) from error
 
 
+def private_opener(path: str, flags: int) -> int:
+    """Open a file that only root reads; one that an earlier run left is made so."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, flags, 0o600)
+
+
 def header(piece: Piece) -> bytes:
     """Return the header of a member, the same in every run."""
     info = tarfile.TarInfo(piece.name)
@@ -187,7 +195,8 @@ class _Writer:
         """Write a volume, and return its hash; it gets its name when it is on disk."""
         path = os.path.join(self._directory, volume.name)
         whole = hashlib.sha256()
-        with disk_errors(path), open(f"{path}.partial", "wb") as file:
+        # It may have the users' own texts, so only root reads it.
+        with disk_errors(path), open(f"{path}.partial", "wb", opener=private_opener) as file:
             for part in self._content(volume):
                 whole.update(part)
                 file.write(part)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take files of the control node into the content store of the node that makes a bundle."""
+"""Take files of the control node into the content store of the node that makes a bundle, and give them back.
+
+They may be the users' own texts and settings, so only root reads them there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -13,6 +17,7 @@ from ..common.module_main import NodeError
 from ..common.transfer_names import CONTROL_FILES
 from .blobs import Store
 from .bundle_write import DISK_MARGIN
+from .export import export_copy
 from .manifest import Manifest
 
 
@@ -23,6 +28,7 @@ def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], ch
     """
     if not received and not check:
         store.remove_wrong(manifest)
+    store.private = private_blobs([manifest, *store.manifests()])
     workspace = store.workspace("control-files") if received else ""
     try:
         for sha256, path in received.items():
@@ -47,6 +53,8 @@ def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], ch
         store.record(manifest)
         for other in [item for item in store.manifests() if item.name == CONTROL_FILES and item != manifest]:
             store.drop(other)
+    if not check:
+        hide(store)
     count, size = len(missing), sized(sum(missing.values()))
     actions = (
         []
@@ -63,6 +71,33 @@ def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], ch
             "after": {"missing": "nothing"},
         },
     }
+
+
+def private_blobs(manifests: Iterable[Manifest]) -> frozenset[str]:
+    """Return the blobs that are files of the control node, and nothing else besides."""
+    own, others = set[str](), set[str]()
+    for item in manifests:
+        (own if item.name == CONTROL_FILES else others).update(item.blobs)
+    return frozenset(own - others)
+
+
+def hide(store: Store) -> None:
+    """Let only root read the private blobs that are there, also those that an earlier version left readable."""
+    for sha256 in store.private:
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(store.path(sha256), 0o600)
+
+
+def export_files(store: Store, wanted: Mapping[str, str]) -> dict[str, Any]:
+    """Copy files to where the connection's user reads them. wanted: paths by SHA-256. Raise NodeError."""
+    own = {sha256 for item in store.manifests() if item.name == CONTROL_FILES for sha256 in item.blobs}
+    for sha256, path in wanted.items():
+        if sha256 not in own or store.size(sha256) is None:
+            raise NodeError(
+                f"{store.root} has no file sha256:{sha256} of a control node. Run bundle_load.yml again."
+            )
+        export_copy(store.path(sha256), path)
+    return {"changed": False, "actions": []}
 
 
 def files_of(manifests: Iterable[Manifest]) -> list[dict[str, Any]]:

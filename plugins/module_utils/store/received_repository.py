@@ -20,7 +20,8 @@ from ..common.model_manifest import (
     remember_hashes,
 )
 from ..common.module_main import NodeError
-from .blobs import Store, link_or_copy
+from .blob_files import link_or_copy
+from .blobs import Store
 from .manifest import Manifest
 from .repository import LocalRepository, listed_files
 
@@ -60,7 +61,10 @@ def is_placed(repository: LocalRepository, stored: StoredRepository) -> bool:
     if any((read_text(os.path.join(repository.path, item)) or "") != text for item, text in texts.items()):
         return False
     cache = repository.hashes(stored.statement)
-    return not difference(stored.files, hash_directory(repository.path, cache))
+    try:
+        return not difference(stored.files, hash_directory(repository.path, cache, links=False))
+    except NodeError:  # a link, or what cannot be read: both are replaced
+        return False
 
 
 def is_as_named(repository: LocalRepository, name: str) -> bool:
@@ -69,7 +73,7 @@ def is_as_named(repository: LocalRepository, name: str) -> bool:
     if not text or repository.name != name:
         return False
     try:
-        return not difference(listed_files(text, repository), hash_directory(repository.path))
+        return not difference(listed_files(text, repository), hash_directory(repository.path, links=False))
     except NodeError:
         return False
 
@@ -82,7 +86,7 @@ def place_repository(store: Store, repository: LocalRepository, stored: StoredRe
         target = os.path.join(staging, item.path)
         os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
         link_or_copy(store.path(item.sha256), target)
-    found = hash_directory(staging)
+    found = hash_directory(staging, links=False)
     wrong = difference(stored.files, found)
     if wrong:
         for name in (*wrong.changed, *wrong.missing):

@@ -28,8 +28,8 @@ from ..common.model_manifest import (
 from ..common.module_main import NodeError
 from ..common.paths import DATA_DIR
 from ..common.transfer_names import repository_name
-from ..observe.source import listing
-from .blobs import Store, hash_file
+from .blob_files import hash_file
+from .blobs import Store
 from .manifest import Manifest, ManifestFile, manifest_of
 
 
@@ -98,15 +98,14 @@ def take_repository(store: Store, repository: LocalRepository, name: str, whole:
         if whole:
             raise NodeError(f"{path} has no {MANIFEST}, so this host cannot give it to others. {REPAIR}")
         return TakenRepository(None, ManifestDifference())
+    cache = repository.hashes(text)
+    forget_hashes(cache)
     try:
-        files = listed_files(text, repository)
+        files, found = listed_files(text, repository), hash_directory(path, cache, links=False)
     except NodeError:
         if whole:
             raise
         return TakenRepository(None, ManifestDifference((MANIFEST,)))
-    cache = repository.hashes(text)
-    forget_hashes(cache)
-    found = hash_directory(path, cache)
     wrong = difference(files, found)
     _remove_wrong(store, {files[item] for item in (*wrong.changed, *wrong.missing)})
     right = {item: sha256 for item, sha256 in files.items() if found.get(item) == sha256}
@@ -121,21 +120,6 @@ def take_repository(store: Store, repository: LocalRepository, name: str, whole:
     manifest = manifest_of(name, entries)
     store.record(manifest)
     return TakenRepository(manifest, wrong)
-
-
-def local_repositories(models: str) -> list[str]:
-    """Return the directories of local repositories that have a manifest."""
-    names = [name for name in listing(models) if not name.startswith(".")]
-    found = [os.path.join(models, name, commit) for name in names for commit in listing(f"{models}/{name}")]
-    return [path for path in found if os.path.exists(os.path.join(path, MANIFEST))]
-
-
-def reread(repository: LocalRepository) -> ManifestDifference:
-    """Read every file again, and return how they differ from the manifest. Raise NodeError."""
-    text = read_text(os.path.join(repository.path, MANIFEST)) or ""
-    files, cache = listed_files(text, repository), repository.hashes(text)
-    forget_hashes(cache)
-    return difference(files, hash_directory(repository.path, cache))
 
 
 def listed_files(text: str, repository: LocalRepository) -> dict[str, str]:

@@ -16,6 +16,7 @@ from ..common.abandoned import leave_if_abandoned
 from ..common.disk_space import sized
 from ..common.files import make_private, write_atomic
 from ..common.module_main import NodeError
+from ..common.processes import Program, run_program
 from .blobs import Store
 from .manifest import Manifest, parse_manifest
 from .swarm_job import SwarmJob, parse_job, run_directory, write_job
@@ -24,8 +25,11 @@ from .swarm_state import SwarmState, read_state
 PYTHON = "/usr/bin/python3"  # the system's, which the distribution's libtorrent belongs to
 PROGRAM = "swarm.pyz"
 _POLL_SECONDS = 1.0
+_STOP_POLL_SECONDS = 0.1
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
+_KILL_SECONDS = 10.0  # a process inside the kernel, such as on a dead disk, does not end
+_ENGINE_SECONDS = 60
 
 
 def start(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
@@ -100,8 +104,8 @@ def finish(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
             _forget_key(directory)
             raise NodeError(_why(manifest, state, os.path.join(directory, "log")), changed=True)
         if time.monotonic() > deadline:
-            _stop(directory)
             _forget_key(directory)
+            _stop(directory)
             raise NodeError(
                 f"{manifest.name} is not there after {params['timeout']} s. What came is kept: run again, or raise "
                 "distribution_timeout.",
@@ -140,10 +144,13 @@ def _job(params: Mapping[str, Any]) -> SwarmJob:
 
 
 def _require_engine() -> None:
-    done = subprocess.run(
-        [PYTHON, "-c", "import libtorrent"], capture_output=True, check=False, stdin=subprocess.DEVNULL
-    )
-    if done.returncode:
+    done = run_program(Program([PYTHON, "-c", "import libtorrent"]), _ENGINE_SECONDS)
+    if done.code is None:
+        raise NodeError(
+            f"{PYTHON} did not load libtorrent within {_ENGINE_SECONDS} s. Check this node's disk (dmesg), and run "
+            "again."
+        )
+    if done.code:
         raise NodeError(
             f"{PYTHON} has no libtorrent, so that this node takes no part in the transfer. Install python3-libtorrent, "
             "or set fetch_from: origin for it."
@@ -186,16 +193,25 @@ def transferring(manifest_id: str) -> bool:
 
 
 def _stop(directory: str) -> None:
-    """End an earlier run's program, whose key others no longer have; what it received stays."""
+    """End an earlier run's program, whose key others no longer have; what it received stays.
+
+    Raise NodeError if it does not end, not even when it is killed.
+    """
     state = read_state(directory)
-    if state is None or not _runs(directory, state):
-        return
-    os.kill(state.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_SECONDS
-    while _runs(directory, state):
-        if time.monotonic() > deadline:
-            os.kill(state.pid, signal.SIGKILL)
-        time.sleep(0.1)
+    for number, seconds in ((signal.SIGTERM, _STOP_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+        deadline = time.monotonic() + seconds
+        if state is None or not _runs(directory, state):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(state.pid, number)
+        while _runs(directory, state) and time.monotonic() < deadline:
+            time.sleep(_STOP_POLL_SECONDS)
+    if state is not None and _runs(directory, state):
+        raise NodeError(
+            f"Process {state.pid}, which transfers blobs for an earlier run, does not end although it was killed: it "
+            f"waits for a disk or a network file system (dmesg). Repair that or reboot the node, and run again.",
+            changed=True,
+        )
 
 
 def _forget_key(directory: str) -> None:

@@ -10,7 +10,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..common.module_main import internal_error
-from .blobs import THREADS, Store, WrongContent
+from .blob_files import THREADS
+from .blobs import Store, WrongContent
 from .swarm_engine import Peer, SwarmEngine
 from .swarm_hashes import HashServer, ask, family
 from .swarm_job import SwarmJob, SwarmMember

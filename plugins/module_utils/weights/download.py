@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from ..common import proxies
 from ..common.abandoned import leave_if_abandoned
+from ..common.beneath import directory_below
 from ..common.disk_space import free_bytes, sized
 from ..common.failures import tail
 from ..common.files import write_atomic
@@ -25,9 +26,9 @@ from ..docker.containers import create_container, remove_container, wait_contain
 from ..docker.logs import container_log
 from ..store.blobs import Store
 from ..store.manifest import Manifest
-from . import cache, from_store, verify
-from .cache import Snapshot
+from . import cache, from_store, in_store, verify
 from .download_errors import DownloadContext, explain, explain_start, parse_report
+from .snapshot import Snapshot, check_snapshot, missing, remove_file, sizes, wrong
 
 SECRETS_DIR = "/run/instinct-fleet"
 LABEL = "instinct-fleet.fetch"
@@ -123,7 +124,7 @@ def fetch_of(params: Mapping[str, Any]) -> DownloadRequest:
         exclude=tuple(params["exclude"]),
         hashes=_hashes(params["hashes"]),
     )
-    cache.check_snapshot(snapshot)
+    check_snapshot(snapshot)
     token = str(params["token"] or "").strip()
     limits = (params["timeout"], params["max_workers"])
     return DownloadRequest(
@@ -158,17 +159,17 @@ def converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict[
 def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict[str, Any]:
     snapshot = fetch.snapshot
     container = _container(client, fetch)
-    found = cache.sizes(snapshot)
-    absent = cache.missing(snapshot, found)
+    found = sizes(snapshot)
+    absent = missing(snapshot, found)
     # Another download may be writing blobs of the same repository at the same time.
     rubbish = {} if _running(client) else cache.abandoned(snapshot)
     marked = cache.has_marker(snapshot)
-    stored = from_store.stored(fetch.store, snapshot) if absent and container != RUNNING else None
-    changes = _rubbish_actions(rubbish) + planned_actions(fetch, found, container, stored)
+    stored = in_store.stored(fetch.store, snapshot) if absent and container != RUNNING else None
+    changes = _rubbish_actions(snapshot, rubbish) + planned_actions(fetch, found, container, stored)
     rehash = bool(absent) or container == RUNNING or not marked or fetch.verify
     actions = [*changes, *([f"verify {_amount(snapshot)} by their content"] if rehash else ())]
     if absent or not marked:
-        actions.append(f"write {snapshot.marker_path}")
+        actions.append(f"write {snapshot.repo_dir}/{snapshot.marker_place}")
     before = {"files": len(snapshot.files) - len(absent), "marked": marked}
     changed = bool(changes) or not marked
     result = {
@@ -188,15 +189,14 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     if check or not actions:
         return result
     started = time.monotonic()
-    for path in rubbish:
-        os.unlink(path)
-    used = os.path.exists(snapshot.marker_path)
+    cache.remove_abandoned(snapshot, rubbish)
+    used = snapshot.repository.size(snapshot.marker_place) is not None
     linked = from_store.NOTHING
     if stored is not None:
         cache.remove_marker(snapshot)
         linked = from_store.link(fetch.store, snapshot, stored, absent)
-        found = cache.sizes(snapshot)
-        absent = cache.missing(snapshot, found)
+        found = sizes(snapshot)
+        absent = missing(snapshot, found)
     if absent and container != RUNNING:
         if fetch.offline:
             raise _not_stored(fetch, absent)
@@ -208,7 +208,7 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     verify.check_sizes(snapshot)
     if not cache.has_ref(snapshot):
         cache.write_ref(snapshot)
-    cache.make_readable(snapshot)
+    cache.make_readable(snapshot, fetch.store)
     if rehash:
         hashes = _check_content(fetch, linked, used)
         if absent or stored or not marked:
@@ -223,7 +223,7 @@ def _check_content(fetch: DownloadRequest, linked: from_store.Linked, used: bool
     try:
         return verify.check_content(fetch.snapshot, source, used, linked.hashes)
     except NodeError:
-        stored = fetch.store.manifest(from_store.manifest_name(fetch.snapshot)) if linked.hashes else None
+        stored = fetch.store.manifest(in_store.manifest_name(fetch.snapshot)) if linked.hashes else None
         if stored is not None:
             fetch.store.drop(stored)
         raise
@@ -250,14 +250,14 @@ def planned_actions(
     container: of _container(). stored: the store has the files.
     """
     snapshot = fetch.snapshot
-    absent = cache.missing(snapshot, found)
+    absent = missing(snapshot, found)
     actions: list[str] = []
     if container == RUNNING:
         actions.append(f"wait for container {fetch.container} (downloads {snapshot.repo}@{snapshot.commit})")
     elif container:
         actions.append(f"DELETE /containers/{fetch.container} (left by an earlier run)")
     if absent and container != RUNNING:
-        for name in cache.wrong(snapshot, found):
+        for name in wrong(snapshot, found):
             path, expected = os.path.join(snapshot.path, name), snapshot.files[name]
             actions.append(f"remove {path} ({found[name]} bytes instead of {expected})")
         amount = f"{len(absent)} files, {sized(sum(snapshot.files[name] for name in absent))}"
@@ -268,7 +268,7 @@ def planned_actions(
         from_here = f"link {snapshot.repo}@{snapshot.commit} from {fetch.store.root} ({amount})"
         actions += [from_here] if stored else [create, f"POST /containers/{fetch.container}/start"]
     if not cache.has_ref(snapshot):
-        actions.append(f"write {snapshot.ref_path}")
+        actions.append(f"write {snapshot.repo_dir}/{snapshot.ref_place}")
     return actions
 
 
@@ -282,8 +282,11 @@ def _diff(fetch: DownloadRequest, before: Mapping[str, Any], change: bool) -> di
     return {"before": dict(before), "after": after, "before_header": name, "after_header": name}
 
 
-def _rubbish_actions(rubbish: Mapping[str, int]) -> list[str]:
-    return [f"remove {path} ({sized(size)} that no download goes on from)" for path, size in rubbish.items()]
+def _rubbish_actions(snapshot: Snapshot, rubbish: Mapping[str, int]) -> list[str]:
+    top = f"{snapshot.repo_dir}/blobs"
+    return [
+        f"remove {top}/{name} ({sized(size)} that no download goes on from)" for name, size in rubbish.items()
+    ]
 
 
 def check_disk(fetch: DownloadRequest, absent: Sequence[str], freed: int = 0) -> None:
@@ -405,9 +408,11 @@ def _start(client: DockerClient, fetch: DownloadRequest, found: Mapping[str, int
     # An ended download of an earlier run, or one of other files, which gets time to close its own.
     engine_stop_and_remove(client, fetch.container)
     cache.remove_marker(snapshot)
-    for name in cache.wrong(snapshot, found):
-        cache.remove_file(snapshot, name)
-    os.makedirs(os.path.join(snapshot.cache_dir, "hub"), mode=0o755, exist_ok=True)
+    for name in wrong(snapshot, found):
+        remove_file(snapshot, name)
+    os.makedirs(snapshot.cache_dir, mode=0o755, exist_ok=True)
+    with directory_below(snapshot.cache_dir, "hub", make=True):
+        pass
     secrets = _write_secrets(fetch)
     try:
         create_container(client, fetch.container, container_body(fetch, secrets))

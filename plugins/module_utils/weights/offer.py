@@ -23,8 +23,8 @@ from ..store.image_source import fetch_blobs, list_image
 from ..store.manifest import Manifest
 from ..store.registry_client import RegistryAccess, RegistryClient
 from ..store.repository import LocalRepository, take_repository
-from . import cache, from_store, verify
-from .cache import Snapshot
+from . import in_store, verify
+from .snapshot import Snapshot, check_snapshot, missing, sizes
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -97,21 +97,21 @@ def _repository(store: Store, given: Mapping[str, Any], check: bool) -> dict[str
 
 def _model(store: Store, snapshot: Snapshot, check: bool) -> dict[str, Any]:
     started = time.monotonic()
-    known = _checked(store, from_store.manifest_name(snapshot), check)
-    if known and from_store.stored(store, snapshot) is None:
+    known = _checked(store, in_store.manifest_name(snapshot), check)
+    if known and in_store.stored(store, snapshot) is None:
         known = None
     what = f"link {snapshot.repo}@{snapshot.commit} from {snapshot.cache_dir} into {store.root}"
     what += f" ({len(snapshot.files)} files, {sized(snapshot.bytes)})"
     if known or check:
         return _result(known, [] if known else [what], 0, started)
-    absent = cache.missing(snapshot, cache.sizes(snapshot))
+    absent = missing(snapshot, sizes(snapshot))
     if absent:
         raise NodeError(
             f"{snapshot.cache_dir} lacks {len(absent)} of {len(snapshot.files)} files of "
             f"{snapshot.repo}@{snapshot.commit} ({absent[0]} first), so this host cannot give it to others. "
             "Deploy it here, which downloads it (deploy.yml with --limit), and run again."
         )
-    return _result(from_store.share(store, snapshot), [what], 0, started)
+    return _result(in_store.share(store, snapshot), [what], 0, started)
 
 
 def _checked(store: Store, name: str, check: bool) -> Manifest | None:
@@ -133,7 +133,7 @@ def _snapshot(given: Mapping[str, Any]) -> Snapshot:
     snapshot = Snapshot(
         *names, files, (), (), {str(path): str(text) for path, text in given["hashes"].items()}
     )
-    cache.check_snapshot(snapshot)
+    check_snapshot(snapshot)
     return snapshot
 
 

@@ -9,14 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..common.beneath import names_below
 from ..common.disk_space import sized
-from ..common.files import read_text
+from ..common.hub_files import MARKERS, HubRepository
 from ..common.model_manifest import MANIFEST
 from ..common.module_main import NodeError
 from ..store.blobs import Store
-from ..store.repository import LocalRepository, local_repositories, reread
-from . import cache, verify
-from .cache import VERIFIED, Snapshot
+from ..store.repository import LocalRepository
+from ..store.repository_check import local_repositories, reread
+from . import verify
+from .snapshot import VERIFIED, Snapshot, check_snapshot, remove_file, sizes
 
 _NAMED = 5  # wrong files that a message names
 
@@ -83,39 +85,40 @@ def _cached(snapshots: Iterable[Snapshot], check: bool) -> Iterator[WrongFile]:
         for name, text in sorted(found.items()):
             if text != snapshot.hashes[name]:
                 if not check:
-                    cache.remove_file(snapshot, name)
+                    remove_file(snapshot, name)
                 what = f"{name} of {snapshot.repo}@{snapshot.commit[:12]} in {snapshot.cache_dir}"
                 yield WrongFile(f"{what} (it is {text}, expected {snapshot.hashes[name]})", True)
 
 
 def _there(snapshot: Snapshot) -> dict[str, str]:
     """Return how the files that are there are hashed; a missing one is the next deploy's."""
-    sizes = cache.sizes(snapshot)
+    found = sizes(snapshot)
     return {
-        name: text.partition(":")[0] for name, text in snapshot.hashes.items() if sizes.get(name) is not None
+        name: text.partition(":")[0] for name, text in snapshot.hashes.items() if found.get(name) is not None
     }
 
 
 def _snapshots(cache_dir: str) -> Iterator[Snapshot]:
     """Yield the snapshots that a download has completed, with the hashes that it found."""
-    hub = os.path.join(cache_dir, "hub")
-    for repo in sorted(os.listdir(hub)) if os.path.isdir(hub) else ():
-        markers = os.path.join(hub, repo, ".instinct-fleet")
-        for name in sorted(os.listdir(markers)) if os.path.isdir(markers) else ():
-            if name.endswith(".json"):
-                yield _snapshot(cache_dir, os.path.join(markers, name))
+    for repo in names_below(cache_dir, "hub"):
+        repository = HubRepository(cache_dir, repo)
+        for name in repository.names(MARKERS) if repo.startswith("models--") else ():
+            text = repository.read(f"{MARKERS}/{name}") if name.endswith(".json") else None
+            if text is not None:
+                yield _snapshot(repository, f"{MARKERS}/{name}", text)
 
 
-def _snapshot(cache_dir: str, path: str) -> Snapshot:
+def _snapshot(repository: HubRepository, place: str, text: str) -> Snapshot:
+    path, cache_dir = os.path.join(repository.cache_dir, repository.place, place), repository.cache_dir
     try:
-        marker: Mapping[str, Any] = json.loads(read_text(path) or "")
+        marker: Mapping[str, Any] = json.loads(text)
         names = (cache_dir, marker["repo"], marker["revision"], marker["commit"], marker["files"])
         hashes = {
             name: str(text) for name, text in (marker.get(VERIFIED) or {}).items() if name in marker["files"]
         }
         snapshot = Snapshot(*names, (), (), hashes)
-        cache.check_snapshot(snapshot)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        check_snapshot(snapshot)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NodeError(
             f"{path} is broken ({type(error).__name__}: {error}). Delete it; the next deploy verifies the files anew."
         ) from error

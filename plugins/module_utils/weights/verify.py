@@ -7,14 +7,13 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.files import sync_directory
+from ..common.beneath import directory_below
 from ..common.module_main import NodeError
-from . import cache
-from .cache import Snapshot
+from .snapshot import Snapshot, missing, remove_file, sizes
 
 SHA256, GIT = "sha256", "git-sha1"
 THREADS = 8  # files read at once
@@ -35,14 +34,17 @@ def expected_hash(snapshot: Snapshot, name: str) -> str:
     """
     if name in snapshot.hashes:
         return snapshot.hashes[name]
-    blob = os.path.basename(os.path.realpath(os.path.join(snapshot.path, name)))
+    try:
+        blob = os.path.basename(snapshot.repository.behind(snapshot.place(name)))
+    except FileNotFoundError:
+        return ""
     return f"{SHA256}:{blob}" if _LFS_BLOB.fullmatch(blob) else ""
 
 
 def check_sizes(snapshot: Snapshot) -> None:
     """Raise NodeError unless every file exists with its size."""
-    found = cache.sizes(snapshot)
-    absent = cache.missing(snapshot, found)
+    found = sizes(snapshot)
+    absent = missing(snapshot, found)
     if not absent:
         return
     first = absent[0]
@@ -72,7 +74,7 @@ def check_content(
     if not wrong:
         return found
     for name in wrong:
-        cache.remove_file(snapshot, name)
+        remove_file(snapshot, name)
     raise NodeError(_wrong_content(snapshot, wrong, expected, found, source, used), changed=True)
 
 
@@ -103,8 +105,7 @@ def hash_snapshot(snapshot: Snapshot, kinds: Mapping[str, str]) -> dict[str, str
     names = sorted(kinds, key=lambda name: -snapshot.files[name])
     with ThreadPoolExecutor(THREADS) as pool:
         try:
-            paths = {name: os.path.join(snapshot.path, name) for name in names}
-            futures = {name: pool.submit(_hash_file, path, kinds[name], stop) for name, path in paths.items()}
+            futures = {name: pool.submit(_hash_file, snapshot, name, kinds[name], stop) for name in names}
             while wait(futures.values(), _POLL_SECONDS).not_done:
                 leave_if_abandoned()
             return {name: future.result() for name, future in futures.items()}
@@ -112,10 +113,10 @@ def hash_snapshot(snapshot: Snapshot, kinds: Mapping[str, str]) -> dict[str, str
             stop.set()  # the threads end before the pool does
 
 
-def _hash_file(path: str, kind: str, stop: threading.Event) -> str:
+def _hash_file(snapshot: Snapshot, name: str, kind: str, stop: threading.Event) -> str:
     """Return the hash of a file's content, which is on disk afterwards."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with snapshot.repository.opened(snapshot.place(name)) as file:
             if kind == SHA256:
                 digest = hashlib.sha256()
             else:  # git's, which begins with the size
@@ -124,15 +125,15 @@ def _hash_file(path: str, kind: str, stop: threading.Event) -> str:
                 )
             buffer = memoryview(bytearray(_CHUNK))
             while not stop.is_set():
-                count = file.readinto(buffer)
+                count = os.readv(file.fileno(), [buffer])
                 if not count:
                     break
                 digest.update(buffer[:count])
             os.fsync(file.fileno())
     except OSError as error:
         raise NodeError(
-            f"{path} cannot be read back from disk: {error.strerror}. Check the disk and its file system (dmesg), and "
-            "run again.",
+            f"{snapshot.path}/{name} cannot be read back from disk: {error.strerror}. Check the disk and its file "
+            "system (dmesg), and run again.",
             changed=True,
         ) from error
     return f"{kind}:{digest.hexdigest()}"
@@ -141,17 +142,14 @@ def _hash_file(path: str, kind: str, stop: threading.Event) -> str:
 def _sync_directories(snapshot: Snapshot) -> None:
     """Bring the names to disk: after a power cut, a marker must not stand for files that are gone."""
     for directory in dict.fromkeys(_directories(snapshot)):
-        sync_directory(directory)
+        snapshot.repository.sync(directory)
+    for directory in ("hub", ""):
+        with directory_below(snapshot.cache_dir, directory) as inside:
+            os.fsync(inside)
 
 
-def _directories(snapshot: Snapshot) -> Iterable[str]:
-    for name in snapshot.files:
-        path = os.path.join(snapshot.path, name)
-        yield os.path.dirname(os.path.realpath(path))  # of the blob
-        yield from _up_to(snapshot.cache_dir, os.path.dirname(path))
-
-
-def _up_to(top: str, directory: str) -> Iterator[str]:
-    while len(directory) >= len(top):
-        yield directory
-        directory = os.path.dirname(directory)
+def _directories(snapshot: Snapshot) -> Iterator[str]:
+    for place in map(snapshot.place, snapshot.files):
+        yield os.path.dirname(snapshot.repository.behind(place))
+        parts = place.split("/")
+        yield from ("/".join(parts[:count]) for count in range(len(parts)))

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...module_utils.common.bench_metrics import ResultError, normalise
+from ...module_utils.common.bench_metrics import normalise
+from ...module_utils.common.bench_results import ResultError
 from ..measurement.holm import step_down
 from ..measurement.shift import LEVEL, MIN_RUNS, shift
 from .tolerances import CanaryTolerances

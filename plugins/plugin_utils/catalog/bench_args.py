@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...module_utils.common.bench_metrics import KINDS
+from ...module_utils.common.bench_results import KINDS
 from ...module_utils.common.errors import nearest, suggest
 from .bench_clients import BenchClients, ever
 from .findings import BAD_CHOICE, BAD_VALUE, GONE, NOT_YET, OK, UNKNOWN, Finding

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from ...module_utils.common.bench_metrics import KINDS
+from ...module_utils.common.bench_results import KINDS
 from ...module_utils.common.errors import suggest
 from .findings import UNKNOWN, Finding
 from .flag_values import Value

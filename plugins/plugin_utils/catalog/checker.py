@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...module_utils.common.errors import Path, Problem, suggest
+from ...module_utils.common.urls import holds_account
 
 SIZE = re.compile(r"^(\d+)([kmgt]?)b?$", re.IGNORECASE)
 BOOLEANS = ("true", "false", "yes", "no", "on", "off")
@@ -82,8 +83,9 @@ class Checker:
 
     def url(self, value: Any, path: Path, pattern: str, meaning: str) -> str:
         """Check a URL without credentials; the message does not repeat one that has them."""
-        if isinstance(value, str) and re.match(r"[a-z+]+://[^/@]*:?[^/@]*@", value) and "ssh://" not in value:
-            self.wrong(path, "holds credentials.", "Write the URL without user and password.")
+        if isinstance(value, str) and holds_account(value):
+            fix = "Write the URL without user, password and token."
+            self.wrong(path, "holds credentials.", fix)
             return ""
         return self.text(value, path, "", pattern, meaning)
 

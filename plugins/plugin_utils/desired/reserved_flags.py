@@ -83,9 +83,9 @@ _PLACE = re.compile(r"_(FILE|PATH|DIR|NAME)$", re.IGNORECASE)
 _HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HF_API_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 
 
-# Hub tokens, keys in OpenAI's format, which many services share, and URLs with a password, under any name.
+# Hub tokens, keys in OpenAI's format, which many services share, and URLs with an account, under any name.
 _SECRET_VALUE = re.compile(
-    r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s]+@)"
+    r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|[A-Za-z][A-Za-z0-9+.-]*://(?:(?<!ssh://)|[^/\s:@]*:)[^/\s]+@)"
 )
 
 

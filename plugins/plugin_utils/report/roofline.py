@@ -26,7 +26,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...module_utils.common.bench_metrics import number
+from ...module_utils.common.bench_results import number
 from ..measurement.commands import options
 
 KEYS = ("hbm_share", "flop_share")

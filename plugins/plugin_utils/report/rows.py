@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from ...module_utils.common.bench_metrics import ResultError, finite, normalise, number, other_scalars
+from ...module_utils.common.bench_metrics import normalise, other_scalars
+from ...module_utils.common.bench_results import ResultError, finite, number
 from ...module_utils.common.redact import Redactor
 from ..instances.cells import MAIN_METRIC, describe_cell
 from ..instances.redact import redact_command, redact_variables

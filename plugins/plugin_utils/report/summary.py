@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ...module_utils.common.bench_metrics import KINDS, ResultError
+from ...module_utils.common.bench_results import KINDS, ResultError
 from ...module_utils.common.errors import natural
 from ...module_utils.common.redact import MASK, Redactor, is_secret_name
 from ..hints import cause

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...module_utils.common.bench_metrics import KINDS as KINDS_OF_BENCHMARK
+from ...module_utils.common.bench_results import KINDS as KINDS_OF_BENCHMARK
 from ...module_utils.common.errors import FleetError, Problem
 from ...module_utils.common.generations import (
     DEPLOY,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...module_utils.common.bench_metrics import KINDS
+from ...module_utils.common.bench_results import KINDS
 from ...module_utils.common.errors import FleetError, Path, Problem, suggest
 from ..catalog.bench_args import reserved
 from ..catalog.bench_clients import unknown_arguments

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...module_utils.common.bench_metrics import ResultError, normalise, number
+from ...module_utils.common.bench_metrics import normalise
+from ...module_utils.common.bench_results import ResultError, number
 from ...module_utils.common.hashing import canonical, text_hash
 from ..measurement.client_bound import client_bound, send_lag_ms
 from ..measurement.goodput import LatencyLimits

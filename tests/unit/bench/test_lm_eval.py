@@ -87,7 +87,6 @@ class Fake:
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     made = Fake(tmp_path)
     monkeypatch.setattr(lm_eval, "PROGRAM", str(tmp_path / "lm_eval"))
-    monkeypatch.setattr(lm_eval, "_POLL_SECONDS", 30.0)
     monkeypatch.setattr(lm_eval, "leave_if_abandoned", lambda: None)
     return made
 

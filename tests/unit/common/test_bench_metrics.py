@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import (
     METRICS,
-    ResultError,
-    finite,
     normalise,
     other_scalars,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_results import ResultError, finite
 
 from tests.worlds.bench_samples import latency_result, throughput_result
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -69,7 +70,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node with files of its own."""
     file = tmp_path / "run" / "lease"
     monkeypatch.setattr(lease_file, "LEASE", str(file))
-    monkeypatch.setattr(lease_lock, "LEASE", str(file))
     monkeypatch.setattr(paths, "STATE_DIR", str(tmp_path / "etc"))
     monkeypatch.setattr(lease, "_POLL", 0.01)
     return file
@@ -248,11 +248,11 @@ def test_who_follows_a_takeover_waits_for_the_first_run_too(
 
 def test_a_module_that_takes_no_lease_works_under_that_of_its_run(place: Path) -> None:
     def work() -> dict[str, Any]:
-        assert not place.exists() or is_at_work(place, A)
+        assert is_at_work(place, A)
         return CHANGED
 
-    assert lease_lock.under_lease(None, work) == CHANGED
-    assert lease_lock.under_lease(call(A), work) == CHANGED
+    assert lease_lock.under_lease(None, lambda: CHANGED) == CHANGED
+    assert not place.exists()
     made(call(A))
     assert lease_lock.under_lease(call(A), work) == CHANGED
     assert not is_at_work(place, A)
@@ -261,6 +261,47 @@ def test_a_module_that_takes_no_lease_works_under_that_of_its_run(place: Path) -
     assert error.value.result["why"] == OTHER_RUN
     passed(place, 121)
     assert lease_lock.under_lease(call(B), lambda: SAME) == SAME
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_lease_that_nobody_has_is_that_of_who_works_under_it(place: Path, there: bool) -> None:
+    """Also where the file is new: another call has created it, and has not written it yet."""
+    if there:
+        place.parent.mkdir(mode=0o700)
+        place.touch()
+
+    def work() -> dict[str, Any]:
+        assert is_at_work(place, A)
+        passed(place, 121)
+        assert refused(call(B))["why"] == OTHER_RUN
+        return CHANGED
+
+    assert lease_lock.under_lease(call(A), work) == CHANGED
+    assert (found(place)["run"], is_at_work(place, A)) == (A, False)
+    assert refused(call(B, seen=""))["why"] == STALE_PLAN
+    made(call(A, seen=""))
+
+
+def test_the_lease_is_not_taken_by_two_at_once(place: Path) -> None:
+    """One looks while the other writes: it waits, and is refused."""
+    place.parent.mkdir(mode=0o700)
+    file = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    answers: list[object] = []
+
+    def other() -> None:
+        try:
+            lease_lock.under_lease(call(B), lambda: answers.append("worked"))
+        except NodeError as error:
+            answers.append(error.result["why"])
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    data = {**call(A), "tag": "", "before": [], "at": lease_file.now(), "seconds": 120.0}
+    os.pwrite(file, json.dumps(data).encode(), 0)
+    os.close(file)
+    thread.join(GENEROUS)
+    assert answers == [OTHER_RUN]
 
 
 def test_a_lease_from_before_a_reboot_has_ended(place: Path) -> None:

@@ -18,13 +18,10 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.docker import client
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import build, client
 from ansible_collections.instinct.fleet.plugins.module_utils.docker import inspect_image as ask_of_the_module
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import (
-    _buildkit,
-    build_plan,
-    decisive,
-)
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import _buildkit, decisive
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.build_plan import build_plan
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.images import explain_pull, parse_pull
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_image import container_of
 from ansible_collections.instinct.fleet.plugins.modules import vllm_image
@@ -249,7 +246,7 @@ def test_a_refused_account_is_named(docker: FakeDocker) -> None:
         ({"pull": PULL, "registry_username": "me", "registry_password": "short"}, "fewer than 8 characters"),
         ({}, "one of the following is required: pull, build"),
         ({"pull": PULL, "build": {"repo": "r", "ref": "x"}}, "mutually exclusive"),
-        ({"build": {"repo": "https://u:pw@h/r.git", "ref": "x"}}, "contains a password"),
+        ({"build": {"repo": "https://u:pw@h/r.git", "ref": "x"}}, "holds an account"),
         ({"build": {"repo": "r"}}, "missing required arguments: ref"),
     ],
 )
@@ -550,6 +547,13 @@ def test_an_image_built_before_only_gets_its_tag(docker: FakeDocker, run_module:
         (
             {
                 "git": GIT,
+                "docker": """case "$1" in build) trap '' TERM; while :; do sleep 600; done;; esac""",
+            },
+            "not done after 1 s",
+        ),
+        (
+            {
+                "git": GIT,
                 "docker": 'case "$1" in buildx) exit 1;; --version) echo "Docker version 27.5.1, build x";;'
                 ' build) echo "the --mount option requires BuildKit, not $DOCKER_BUILDKIT"; exit 1;; esac',
             },
@@ -572,6 +576,84 @@ def test_a_build_that_fails_says_why(
     assert failed
     assert words in result["msg"]
     assert not list(Path(paths.DATA_DIR).glob("build/*"))
+
+
+@pytest.mark.parametrize(
+    ("scripts", "words"),
+    [
+        ({"git": GIT.replace("exit 1", "exec sleep 600")}, "rev-parse --verify"),
+        ({"docker": 'case "$1" in buildx) exec sleep 600;; esac'}, "docker buildx version"),
+        ({"docker": 'case "$1" in buildx) exit 1;; --version) exec sleep 600;; esac'}, "docker --version"),
+        (
+            {
+                "git": GIT.replace('touch "', 'echo FROM a:1 > "'),
+                "docker": 'case "$1" in image) exec sleep 600;; esac',
+            },
+            "docker image inspect",
+        ),
+    ],
+)
+def test_a_build_does_not_wait_for_what_does_not_answer(
+    scripts: dict[str, str],
+    words: str,
+    docker: FakeDocker,
+    run_module: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "_QUICK_SECONDS", 1)
+    tools(tmp_path, monkeypatch, **{"git": GIT, "docker": "", **scripts})
+    result, failed = run_module(
+        vllm_image.main, {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path}
+    )
+    assert failed
+    assert words in result["msg"]
+    assert "gave no answer within 1 s, and was killed" in result["msg"]
+
+
+@pytest.mark.parametrize("name", ["Dockerfile.rocm", "Dockerfile.rocm.dockerignore"])
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_repository_s_link_to_a_file_of_the_node_is_not_followed(
+    name: str,
+    kind: str,
+    docker: FakeDocker,
+    run_module: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / name).write_text("root:$6$secret")
+    (tmp_path / "host" / "Dockerfile.rocm").touch()
+    place = '"$4/docker"' if kind == "directory" else f'"$4/docker/{name}"'
+    target = tmp_path / "host" if kind == "directory" else tmp_path / "host" / name
+    git = GIT.replace(
+        '&& touch "$4/docker/Dockerfile.rocm"',
+        f'&& touch "$4/docker/Dockerfile.rocm" && {sys.executable} -c "'
+        "import os, shutil, sys; p = sys.argv[1]; "
+        "shutil.rmtree(p) if os.path.isdir(p) else os.path.exists(p) and os.unlink(p); "
+        f"os.symlink('{target}', p)\" {place}",
+    )
+    called = tools(tmp_path, monkeypatch, git=git, docker="")
+    result, failed = run_module(
+        vllm_image.main, {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path}
+    )
+    assert failed
+    assert "of https://git.example/vllm.git at v1 leads out of the repository" in result["msg"]
+    assert "$6$secret" not in json.dumps(result)
+    assert "docker build " not in called.read_text()
+
+
+def test_a_link_within_the_repository_is_its_own_affair(
+    docker: FakeDocker, run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = GIT.replace(
+        '&& touch "$4/docker/Dockerfile.rocm"',
+        f'&& touch "$4/Real" && {sys.executable} -c "'
+        'import os, sys; os.symlink(\'../Real\', sys.argv[1])" "$4/docker/Dockerfile.rocm"',
+    )
+    called = tools(tmp_path, monkeypatch, git=git, docker="")
+    run_module(vllm_image.main, {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path})
+    assert "docker build " in called.read_text()
 
 
 def test_the_hash_covers_every_input() -> None:

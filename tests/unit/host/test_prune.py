@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -60,8 +61,13 @@ TAG, DIGEST = "r.example/vllm:1", "r.example/vllm@sha256:" + "1" * 64
 
 IMAGE = FoundImage("sha256:1", (TAG, DIGEST), 100, probed=True)
 WEIGHTS = FoundWeights("/hf", "a/b", OLD, 50)
-FOUND = FoundThings((IMAGE,), (WEIGHTS,), {"llama-0": 7}, {"run-1": 1}, {"12ab": 1})
-ALL = ["image r.example/vllm:1", f"weights a/b@{OLD[:12]}", "cache llama-0", "bench run-1", "dataset 12ab"]
+FOUND = FoundThings(
+    (IMAGE,), (WEIGHTS,), {"llama-0": 7}, {"run-1": 1}, {"12ab": 1}, texts={"chats.jsonl": 1}, jobs={"0a": 1}
+)
+ALL = [
+    "image r.example/vllm:1", f"weights a/b@{OLD[:12]}", "cache llama-0", "bench run-1", "dataset 12ab",
+    "calibration chats.jsonl", "quantize-job 0a",
+]  # fmt: skip
 
 
 def named(found: FoundThings, roots: Roots) -> list[str]:
@@ -83,7 +89,8 @@ def named(found: FoundThings, roots: Roots) -> list[str]:
         (Roots(shared_caches=frozenset(["/hf"])), ALL[1:2]),
         (Roots(shared_caches=frozenset(["/other"])), []),
         (Roots(instances=frozenset(["llama-0"])), ALL[2:3]),
-        (Roots(measuring=True), ALL[3:]),
+        (Roots(measuring=True), ALL[3:5]),
+        (Roots(quantizing=True), ALL[5:]),
     ],
 )
 def test_what_stays(roots: Roots, kept: list[str]) -> None:
@@ -476,6 +483,30 @@ def test_what_docker_keeps_is_an_error(docker: FakeDocker, node: PrunePaths) -> 
     docker.errors["DELETE /images"] = (404, "gone")
     with pytest.raises(prune_node.NodeError, match=f"Still there after its removal: image {TAG}"):
         prune(docker, node)
+
+
+@pytest.mark.parametrize("busy", ["", "container", "stopped", "module"])
+def test_what_a_killed_quantization_left(docker: FakeDocker, node: PrunePaths, busy: str) -> None:
+    """Its texts are the users' own. A job that ended well is published by the next run."""
+    data, killed, done = Path(node.data_dir), "0123456789abcdef", "f123456789abcdef"
+    put(data / "quantize/calibration/chats.jsonl", "12345")
+    put(data / f"models/.work/{killed}/calibration/chats.jsonl", "123")
+    put(data / f"models/.work/{killed}/shared/output/model.safetensors", "1234")
+    put(data / f"models/.work/{done}/report.json", "{}")
+    put(data / "models/.work/received-x/file")
+    if busy in ("container", "stopped"):
+        docker.add_container(
+            "instinct-quantize-x", {"Image": "x", "Labels": {"instinct-fleet.quantize": "x"}}
+        )
+        if busy == "stopped":
+            docker.containers["instinct-quantize-x"].status = "exited"
+    with run_lock.run_lock("model_quantize", 0) if busy == "module" else contextlib.nullcontext():
+        actions = prune(docker, node)
+    gone = ["remove calibration chats.jsonl (5 bytes)", f"remove quantize-job {killed} (7 bytes)"]
+    assert actions == ([] if busy else gone)
+    assert os.listdir(data / "quantize/calibration") == (["chats.jsonl"] if busy else [])
+    left = [done, "received-x"]
+    assert sorted(os.listdir(data / "models/.work")) == sorted([*left, killed] if busy else left)
 
 
 def test_no_other_module_works_meanwhile(

@@ -18,7 +18,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host.status import 
     read_node,
     speed,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.storage import held_bytes
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.held_bytes import held_bytes
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import Proof
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.quota import image_bytes

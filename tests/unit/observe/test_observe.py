@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
-from ansible_collections.instinct.fleet.plugins.module_utils.observe import storage
+from ansible_collections.instinct.fleet.plugins.module_utils.observe import held_bytes as held
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.gpus import gfx_name, read_gpus
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.network import (
     MAPPED,
@@ -694,9 +694,9 @@ def test_bytes_that_are_held_count_once_and_on_own_disks_only(
     os.link(
         data / "models/m/1/original/made", data / "store/blobs/sha256/made"
     )  # it was given to another host
-    assert storage.held_bytes(str(data), [f"{data}/hf", f"{tmp_path}/none"]) == 427
-    assert storage.held_bytes(str(data), []) == 407
+    assert held.held_bytes(str(data), [f"{data}/hf", f"{tmp_path}/none"]) == 427
+    assert held.held_bytes(str(data), []) == 407
     device = (hub / "models--a--b/blobs/x").stat().st_dev
     shared = {f"{os.major(device)}:{os.minor(device)}": "nfs4"}
-    monkeypatch.setattr(storage, "network_devices", lambda _source: shared)
-    assert storage.held_bytes(str(data), [f"{data}/hf"]) == 0
+    monkeypatch.setattr(held, "network_devices", lambda _source: shared)
+    assert held.held_bytes(str(data), [f"{data}/hf"]) == 0

@@ -23,6 +23,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.quantize import (
     paths,
 )
 
+from tests.helpers.hostile_tree import outside_of, state
 from tests.worlds.fake_docker import FakeContainer, FakeDocker, serve_until_stopped
 from tests.worlds.gpu_tree import Tree
 from tests.worlds.quantize_world import planned, quantized_tensors, write_model, write_tensors
@@ -216,12 +217,107 @@ def test_what_was_made_before_the_controller_died_is_published(tmp_path: Path, d
     source = write_model(tmp_path / "source")
     given = params(source)
     work = Path(paths.work_dir(given["job"]["key"]))
-    (work / paths.OUTPUT).mkdir(parents=True)
-    (work / paths.OUTPUT / "config.json").write_text("{}")
+    (work / paths.SHARED / paths.OUTPUT).mkdir(parents=True)
+    (work / paths.SHARED / paths.OUTPUT / "config.json").write_text("{}")
     (work / paths.REPORT_FILE).write_text(json.dumps(REPORT_OK))
     docker.programs["instinct-quantize-"] = reports(1)
     docker.programs[environment.CONTAINER] = lambda container: 0
     assert os.path.exists(run(docker, given)["path"])
+
+
+def hostile(output: Path, outside: Path, what: str) -> str:
+    """Leave what must not be in an output; return the end of its path."""
+    if what == "output":
+        output.rename(output.parent / "away")
+        output.symlink_to(outside)
+        return "shared/output"
+    path = output / what
+    path.unlink(missing_ok=True)
+    if what == "extra.json":
+        path.symlink_to(outside / "secret")
+    elif what == "d":
+        path.symlink_to(outside / "directory")
+    elif what == "shared.bin":
+        os.link(outside / "secret", path)
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    return f"shared/output/{what}"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "what", ["output", "extra.json", "d", "shared.bin", "pipe", "README.md", paths.RECORD, "manifest.json"]
+)
+def test_what_a_container_leaves_in_its_output_is_not_followed(
+    what: str, tmp_path: Path, docker: FakeDocker, home: Path
+) -> None:
+    outside = outside_of(tmp_path)
+    before, said = state(outside), []
+
+    def program(container: FakeContainer) -> int:
+        code = quantizes(container)
+        if container.name != environment.CONTAINER:
+            said.append(hostile(place(container, paths.JOB_MOUNT) / paths.OUTPUT, outside, what))
+        return code
+
+    docker.programs["instinct-quantize-"] = program
+    with pytest.raises(NodeError) as error:
+        run(docker, params(write_model(tmp_path / "source")))
+    assert f"{said[-1]} " in str(error.value)
+    assert state(outside) == before
+    assert [path.name for path in (home / "models").iterdir()] == [".work"]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "setuid"])
+def test_what_a_container_leaves_among_packages_is_not_followed(
+    kind: str, tmp_path: Path, docker: FakeDocker, home: Path
+) -> None:
+    outside = outside_of(tmp_path)
+    before = state(outside)
+
+    def installs(container: FakeContainer) -> int:
+        path = place(container, paths.ENV_MOUNT) / "package"
+        if kind == "link":
+            path.symlink_to(outside / "secret")
+        elif kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.write_text("")
+            path.chmod(0o4777)
+        return 0
+
+    docker.programs[environment.CONTAINER] = installs
+    if kind == "setuid":
+        run(docker, params(write_model(tmp_path / "source")))
+        (path,) = (home / "quantize").glob("env-*/package")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    else:
+        with pytest.raises(NodeError, match=r"env-\w+\.part/package is a"):
+            run(docker, params(write_model(tmp_path / "source")))
+        assert not list((home / "quantize").glob("env-*/complete.json"))
+    assert state(outside) == before
+
+
+def test_a_container_cannot_say_for_a_later_call_that_its_job_succeeded(
+    tmp_path: Path, docker: FakeDocker, home: Path
+) -> None:
+    source = write_model(tmp_path / "source")
+
+    def claims(container: FakeContainer) -> int:
+        if container.name != environment.CONTAINER:
+            mount = place(container, paths.JOB_MOUNT)
+            (mount / paths.REPORT_FILE).write_text(json.dumps(REPORT_OK))
+            (mount / paths.OUTPUT).mkdir()
+            assert stat.S_IMODE(mount.parent.stat().st_mode) == 0o700  # its setuid files are for nobody
+        return serve_until_stopped(container)
+
+    docker.programs["instinct-quantize-"] = claims
+    for _unused in range(2):
+        with pytest.raises(NodeError, match="It continues in container"):
+            run(docker, params(source, timeout=0.2))
+    assert [path.name for path in (home / "models").iterdir()] == [".work"]
 
 
 def test_check_mode_shows_the_containers_and_touches_nothing(
@@ -257,6 +353,35 @@ def test_facts_of_a_directory_and_of_a_snapshot_of_the_hub(tmp_path: Path, docke
     snapshot = write_model(tmp_path / "hub/models--lab--tiny/snapshots" / ("ab" * 20))
     known = facts.read_source(str(snapshot))
     assert (known["repo"], known["commit"]) == ("lab/tiny", "ab" * 20)
+    assert [known[key] for key in ("bytes", "files", "card")] == [
+        source[key] for key in ("bytes", "files", "card")
+    ]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["config.json", "README.md", "model.safetensors", "LICENSE"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_snapshot_is_not_read_through_what_a_container_left(tmp_path: Path, name: str, kind: str) -> None:
+    outside = outside_of(tmp_path)
+    snapshot = write_model(tmp_path / "hub/models--lab--tiny/snapshots" / ("ab" * 20))
+    (snapshot / name).unlink(missing_ok=True)
+    if kind == "link":
+        (snapshot / name).symlink_to(outside / "secret")
+    else:
+        os.mkfifo(snapshot / name)
+    with pytest.raises(NodeError, match=f"{snapshot}/{name} is "):
+        facts.read_source(str(snapshot))
+
+
+def test_a_link_that_leads_nowhere_is_said(tmp_path: Path) -> None:
+    local = write_model(tmp_path / "local", code=1)
+    (local / "extra.bin").symlink_to("nowhere")
+    with pytest.raises(NodeError, match=r"extra\.bin is a link that leads nowhere"):
+        facts.read_source(str(local))
+    (local / "extra.bin").unlink()
+    (tmp_path / "real").write_text("x")
+    (local / "extra.bin").symlink_to(tmp_path / "real")
+    assert facts.read_source(str(local))["files"] == 1
 
 
 def test_a_source_that_is_none_is_named(tmp_path: Path) -> None:
@@ -268,3 +393,67 @@ def test_a_source_that_is_none_is_named(tmp_path: Path) -> None:
         facts.read_calibration(str(tmp_path / "gone"), check=True)
     copied_later = facts.read_calibration(f"{paths.CALIBRATION}/texts.jsonl", check=True)
     assert copied_later["inside"] == "texts.jsonl"
+
+
+def with_texts(source: Path, path: Path) -> dict[str, Any]:
+    """The parameters of a job that reads calibration data."""
+    given = params(source)
+    texts = facts.read_calibration(str(path))
+    data = {**given["job"]["data"], "calibration": {"samples": 1, "length": 1}}
+    return {**given, "job": {**given["job"], "calibration": texts, "data": data}}
+
+
+@pytest.mark.parametrize("ends", ["well", "badly"])
+def test_texts_of_the_control_node_are_the_jobs_own_and_go_with_it(
+    ends: str, tmp_path: Path, docker: FakeDocker, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = home / "quantize/calibration/chats.jsonl"
+    copied.parent.mkdir(parents=True)
+    copied.write_text('{"text": "of a user"}')
+    monkeypatch.setattr(paths, "CALIBRATION", str(copied.parent))
+    given = with_texts(write_model(tmp_path / "source"), copied)
+    seen: list[Path] = []
+
+    def program(container: FakeContainer) -> int:
+        if container.name == environment.CONTAINER:
+            return 0
+        copied.unlink()  # as the role does, also when its patience ended
+        seen.append(place(container, f"{paths.CALIBRATION_MOUNT}/chats.jsonl"))
+        assert seen[-1].read_text() == '{"text": "of a user"}'
+        assert stat.S_IMODE(seen[-1].parent.parent.stat().st_mode) == 0o700
+        job = json.loads((place(container, paths.JOB_MOUNT) / paths.JOB).read_text())
+        assert job["calibration"]["path"] == f"{paths.CALIBRATION_MOUNT}/chats.jsonl"
+        return quantizes(container) if ends == "well" else 1
+
+    docker.programs["instinct-quantize-"] = program
+    if ends == "well":
+        run(docker, given)
+    else:
+        with pytest.raises(NodeError, match="failed with exit code 1"):
+            run(docker, given)
+    assert not seen[-1].exists()
+    assert not [
+        path for path in home.rglob("*") if path.is_file() and "of a user" in path.read_text(errors="replace")
+    ]
+    (log,) = (home / "logs").iterdir()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (log, log.parent)] == [0o600, 0o700]
+
+
+def test_of_a_file_of_the_host_the_job_sees_no_neighbour(tmp_path: Path, docker: FakeDocker) -> None:
+    texts = tmp_path / "root/texts.txt"
+    texts.parent.mkdir()
+    texts.write_text("a text")
+    seen: list[str] = []
+
+    def program(container: FakeContainer) -> int:
+        if container.name != environment.CONTAINER:
+            mounts = container.body["HostConfig"]["Mounts"]
+            seen.extend(
+                mount["Source"] for mount in mounts if mount["Target"].startswith(paths.CALIBRATION_MOUNT)
+            )
+        return quantizes(container)
+
+    docker.programs["instinct-quantize-"] = program
+    run(docker, with_texts(write_model(tmp_path / "source"), texts))
+    assert seen == [str(texts)]
+    assert texts.read_text() == "a text"

@@ -17,14 +17,13 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import cache_files
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.cache_marker import MARKER, warm_key
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance_caches import (
-    MARKER,
     CacheBundle,
     CachedInstance,
     pack_caches,
     parse_instances,
     restore_caches,
-    warm_key,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 
@@ -269,7 +268,7 @@ def test_check_mode_changes_nothing(node: Node) -> None:
     assert (done["actions"], done["changed"]) == (result["actions"], True)  # the run does what was predicted
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", json.dumps({"key": "../x"}), "x" * 9000])
+@pytest.mark.parametrize("content", ["", "{}", "[]", json.dumps({"key": "../x"}), "x" * 9000, "[" * 4000])
 def test_a_marker_of_whatever_content_is_no_key(node: Node, content: str) -> None:
     node.write("llama-0", MARKER, content)
     assert warm_key(paths.cache_dir("llama-0")) == ""

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import model_name
-from ansible_collections.instinct.fleet.plugins.module_utils.store import blobs
-from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import (
-    Store,
-    WrongContent,
+from ansible_collections.instinct.fleet.plugins.module_utils.store import blob_files, blobs
+from ansible_collections.instinct.fleet.plugins.module_utils.store.blob_files import (
     hash_file,
     hash_files,
     link_or_copy,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store, WrongContent
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import (
     Manifest,
     ManifestFile,
@@ -76,17 +75,43 @@ def test_a_file_is_linked_after_its_hash_was_compared(store: Store, tmp_path: Pa
     assert _names(store) == [f"blobs/sha256/{_hex(GOOD)}"]
 
 
-def test_a_link_is_followed_to_the_file(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(_source(tmp_path, GOOD))
-    store.add(str(tmp_path / "link"), _hex(GOOD), len(GOOD))
-    assert not os.path.islink(store.path(_hex(GOOD)))
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("kind", "words"), [("link", "is a link"), ("pipe", "is not a regular file")])
+def test_what_is_no_file_is_not_taken(store: Store, tmp_path: Path, kind: str, words: str) -> None:
+    """A container may have put it there, and others would get what it leads to."""
+    path = tmp_path / "x"
+    if kind == "link":
+        path.symlink_to(_source(tmp_path, GOOD))
+    else:
+        os.mkfifo(path)
+    with pytest.raises(NodeError, match=f"{path} {words}"):
+        store.add(str(path), _hex(GOOD), len(GOOD))
+    with pytest.raises(NodeError, match=f"{path} {words}"):
+        link_or_copy(str(path), str(tmp_path / "y"))
+    assert _names(store) == []
+
+
+def test_an_open_file_is_taken_whatever_has_its_name_by_now(store: Store, tmp_path: Path) -> None:
+    source = Path(_source(tmp_path, GOOD))
+    with source.open("rb") as file:
+        source.unlink()
+        source.symlink_to("/etc/passwd")
+        with pytest.raises(FileNotFoundError):  # a file without any name has no second one
+            store.add_open(file.fileno(), str(source), _hex(GOOD), len(GOOD), hashed=True)
+    assert _names(store) == []
+    renamed = Path(_source(tmp_path, GOOD, "renamed"))
+    with renamed.open("rb") as file:
+        renamed.rename(tmp_path / "elsewhere")
+        renamed.symlink_to("/etc/passwd")
+        store.add_open(file.fileno(), str(renamed), _hex(GOOD), len(GOOD), hashed=True)
+    assert os.path.samefile(store.path(_hex(GOOD)), tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EMLINK, errno.EPERM, errno.ENOTSUP])
 def test_from_another_file_system_it_is_copied(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    def link(_source: str, _target: str) -> None:
+    def link(_source: str, _target: str, **_more: object) -> None:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "link", link)
@@ -103,7 +128,7 @@ def test_from_another_file_system_it_is_copied(
 def test_where_it_cannot_be_linked_for_another_reason_nothing_stays(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def link(_source: str, _target: str) -> None:
+    def link(_source: str, _target: str, **_more: object) -> None:
         raise OSError(errno.EROFS, "read-only")
 
     monkeypatch.setattr(os, "link", link)
@@ -133,7 +158,7 @@ def test_other_content_never_gets_the_name(store: Store, tmp_path: Path, content
     assert Path(source).read_bytes() == content, "who gave it decides what becomes of it"
 
 
-def _no_link(_source: str, _target: str) -> None:
+def _no_link(_source: str, _target: str, **_more: object) -> None:
     raise OSError(errno.EXDEV, "another file system")
 
 
@@ -197,7 +222,7 @@ def test_everybody_may_look_at_what_is_complete_and_only_root_at_the_rest(store:
 def test_a_file_is_hashed_whole_unless_it_is_told_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "_CHUNK", 10)
+    monkeypatch.setattr(blob_files, "_CHUNK", 10)
     path, stop = _source(tmp_path, GOOD), threading.Event()
     assert hash_file(path) == hash_file(path, stop) == _hex(GOOD)
     stop.set()
@@ -234,9 +259,9 @@ def test_who_hashes_ends_with_the_run_that_wanted_it(tmp_path: Path, monkeypatch
     def leave() -> None:
         raise _Abandoned
 
-    monkeypatch.setattr(blobs, "_parts", parts)
-    monkeypatch.setattr(blobs, "_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(blobs, "leave_if_abandoned", leave)
+    monkeypatch.setattr(blob_files, "_parts", parts)
+    monkeypatch.setattr(blob_files, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(blob_files, "leave_if_abandoned", leave)
     with pytest.raises(_Abandoned):
         hash_files({"a": _source(tmp_path, GOOD)})
     assert 0 < len(read) < 1000

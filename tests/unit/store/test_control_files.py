@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,8 @@ from ansible_collections.instinct.fleet.plugins.action import control_files as a
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store import control_files as taking
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
+from ansible_collections.instinct.fleet.plugins.module_utils.store.export import export_copy
+from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of
 from ansible_collections.instinct.fleet.plugins.modules import blob_bundle, control_files
 from ansible_collections.instinct.fleet.plugins.plugin_utils.leased_action import LeasedAction
 
@@ -63,6 +68,8 @@ class Runner:
 
     def _fetch(self, source: str, target: str) -> None:
         self.fetched += 1
+        assert Path(source).parent == self.place / "tmp", "the remote user reads nothing else"
+        assert stat.S_IMODE(Path(source).stat().st_mode) == 0o600
         shutil.copyfile(source, target)
 
     def _show(self, text: str) -> None:
@@ -173,3 +180,66 @@ def test_too_little_disk_is_said_before_anything_is_sent(
     found = runner.send()
     assert "Not enough disk for the files of the control node" in found["msg"]
     assert runner.sent == 0
+
+
+def modes(store: Store) -> set[int]:
+    return {stat.S_IMODE(Path(store.path(sha256)).stat().st_mode) for sha256 in store.blobs()}
+
+
+def test_only_root_reads_them_on_a_node_and_in_a_bundle(runner: Runner, run_module: Any) -> None:
+    """They may be the users' own texts."""
+    sent = runner.send()
+    _bundle(runner, run_module, sent)
+    for place in ("store", "inside"):
+        assert modes(Store(str(runner.place / place))) == {0o600}
+    bundle = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (runner.place / "bundle").iterdir()}
+    assert {mode for name, mode in bundle.items() if name.endswith(".tar")} == {0o600}
+    assert bundle["fleet.lock.json"] == bundle["bundle.json"] == 0o644
+
+
+def test_what_an_earlier_version_left_readable_is_hidden(runner: Runner) -> None:
+    runner.send()
+    store = Store(str(runner.place / "store"))
+    for sha256 in store.blobs():
+        Path(store.path(sha256)).chmod(0o644)
+    runner.send()
+    assert modes(store) == {0o600}
+
+
+def test_a_file_that_is_also_a_models_stays_readable(runner: Runner) -> None:
+    store = Store(str(runner.place / "store"))
+    content = CONTENT["canary_args/chats.json"]
+    sha256 = hashlib.sha256(content).hexdigest()
+    store.put(content, sha256)
+    store.record(manifest_of("model a/b@1", [ManifestFile("tokenizer.json", len(content), sha256)]))
+    runner.send()
+    assert stat.S_IMODE(Path(store.path(sha256)).stat().st_mode) == 0o644
+    assert modes(store) == {0o600, 0o644}
+
+
+def test_only_files_of_a_control_node_are_copied_for_the_remote_user(runner: Runner, run_module: Any) -> None:
+    store = Store(str(runner.place / "store"))
+    content = b"weights"
+    sha256 = hashlib.sha256(content).hexdigest()
+    store.put(content, sha256)
+    store.record(manifest_of("model a/b@1", [ManifestFile("w", len(content), sha256)]))
+    for name in (sha256, "../../manifests/x", "0" * 64):
+        target = runner.place / "out"
+        args = {"state": "received", "files": [], "export": {name: str(target)}, "store": store.root}
+        result, failed = run_module(control_files.main, args)
+        assert failed
+        assert "of a control node" in result["msg"]
+        assert not target.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_the_copy_belongs_to_who_has_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("text")
+    (tmp_path / "tmp").mkdir()
+    os.chown(tmp_path / "tmp", 4711, 4712)
+    (tmp_path / "tmp/x").symlink_to(tmp_path / "kept")
+    (tmp_path / "kept").write_text("kept")
+    export_copy(str(tmp_path / "secret"), str(tmp_path / "tmp/x"))
+    status = (tmp_path / "tmp/x").lstat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (4711, 4712, 0o600)
+    assert (tmp_path / "kept").read_text() == "kept"

@@ -195,6 +195,24 @@ def params(job: SwarmJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
     }
 
 
+@pytest.mark.timeout(60)
+def test_a_program_that_survives_its_kill_is_reported(
+    params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that waits for a dead disk."""
+    sent: list[int] = []
+    for name in ("_STOP_SECONDS", "_KILL_SECONDS", "_STOP_POLL_SECONDS"):
+        monkeypatch.setattr(swarm_member, name, 0.01)
+    monkeypatch.setattr(swarm_member, "read_state", lambda _directory: SwarmState(pid=4711))
+    monkeypatch.setattr(swarm_member, "_runs", lambda *_unused: True)
+    monkeypatch.setattr(swarm_member.os, "kill", lambda _pid, number: sent.append(number))
+    with pytest.raises(
+        NodeError, match=r"Process 4711, .* does not end although it was killed: .*reboot the node"
+    ):
+        swarm_member.start(params, check=False)
+    assert sent == [15, 9]
+
+
 def test_the_module_fails_at_once_where_the_port_is_in_use(
     params: dict[str, Any], tmp_path: Path, port: int
 ) -> None:

@@ -13,8 +13,8 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.storage import read_model
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
-from ansible_collections.instinct.fleet.plugins.module_utils.weights import download, from_store
-from ansible_collections.instinct.fleet.plugins.module_utils.weights.cache import Snapshot
+from ansible_collections.instinct.fleet.plugins.module_utils.weights import download, in_store
+from ansible_collections.instinct.fleet.plugins.module_utils.weights.snapshot import Snapshot
 from ansible_collections.instinct.fleet.plugins.modules import hf_model
 
 from tests.worlds.fake_docker import FakeDocker
@@ -61,7 +61,7 @@ def _shared(given: Args) -> Store:
     for name, size in FILES.items():
         put(seed["cache_dir"], name, size)
     store = Store(given["store"])
-    from_store.share(store, _snapshot(seed))
+    in_store.share(store, _snapshot(seed))
     return store
 
 
@@ -167,7 +167,7 @@ def test_a_cache_with_a_flipped_byte_is_not_shared(receiver: Args) -> None:
     _path(receiver, BIG).write_bytes(b"y" + _content(BIG)[1:])
     store = Store(receiver["store"])
     with pytest.raises(NodeError, match=f"{BIG} is sha256:.*from|Wrong content"):
-        from_store.share(store, _snapshot(receiver))
+        in_store.share(store, _snapshot(receiver))
     assert store.manifests() == []
     assert store.blobs() == []
 

@@ -15,6 +15,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import files
 from ansible_collections.instinct.fleet.plugins.module_utils.common.abandoned import ControllerGone
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.weights import verify
+from ansible_collections.instinct.fleet.plugins.module_utils.weights.snapshot import Snapshot
 from ansible_collections.instinct.fleet.plugins.modules import hf_model
 
 from tests.worlds.fake_docker import FakeContainer, FakeDocker, Program
@@ -252,17 +253,17 @@ def test_files_are_read_by_several_threads_the_largest_first(
     meet, order = threading.Barrier(verify.THREADS), []
     read = verify._hash_file
 
-    def hash_file(path: str, kind: str, stop: threading.Event) -> str:
-        order.append(int(Path(path).name))
+    def hash_file(made: Snapshot, name: str, kind: str, stop: threading.Event) -> str:
+        order.append(int(name))
         meet.wait(20)
-        return read(path, kind, stop)
+        return read(made, name, kind, stop)
 
     monkeypatch.setattr(verify, "_hash_file", hash_file)
     files = {str(size): size for size in range(2 * verify.THREADS)}
+    made = Snapshot(str(tmp_path), "a/b", "main", COMMIT, files, (), ())
+    os.makedirs(made.path)
     for name, size in files.items():
-        (tmp_path / name).write_bytes(b"x" * size)
-    made = verify.Snapshot(str(tmp_path), "a/b", "main", COMMIT, files, (), ())
-    monkeypatch.setattr(verify.Snapshot, "path", str(tmp_path))
+        Path(made.path, name).write_bytes(b"x" * size)
     found = verify.hash_snapshot(made, dict.fromkeys(files, "sha256"))
     assert found == {name: sha256(b"x" * size) for name, size in files.items()}
     assert min(order[: verify.THREADS]) >= verify.THREADS
@@ -276,23 +277,12 @@ def test_nothing_is_read_to_the_end_for_a_controller_that_is_gone(
 
     monkeypatch.setattr(verify, "leave_if_abandoned", gone)
     monkeypatch.setattr(verify, "_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(verify.Snapshot, "path", str(tmp_path))
-    os.mkfifo(tmp_path / "endless")
-    stopped = threading.Event()
-
-    def write() -> None:
-        with open(tmp_path / "endless", "wb", buffering=0) as pipe:
-            try:
-                while True:
-                    pipe.write(bytes(65536))
-            except BrokenPipeError:
-                stopped.set()
-
-    threading.Thread(target=write, daemon=True).start()
-    made = verify.Snapshot(str(tmp_path), "a/b", "main", COMMIT, {"endless": 1}, (), ())
+    made = Snapshot(str(tmp_path), "a/b", "main", COMMIT, {"endless": 1}, (), ())
+    os.makedirs(made.path)
+    Path(made.path, "endless").write_bytes(b"x")
+    monkeypatch.setattr(verify.os, "readv", lambda _descriptor, buffers: len(buffers[0]))  # it never ends
     with pytest.raises(ControllerGone):
         verify.hash_snapshot(made, {"endless": "sha256"})
-    assert stopped.wait(20)
 
 
 @pytest.mark.parametrize("text", ["md5:" + "1" * 32, "sha256:" + "1" * 40, "sha256:" + "G" * 64, "", 7])
@@ -305,4 +295,6 @@ def test_a_hash_that_is_none(text: Any, args: Args, docker: FakeDocker, run_modu
 
 def test_an_error_of_reading_is_told_as_one(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="gone cannot be read back from disk: No such file"):
-        verify._hash_file(str(tmp_path / "gone"), "sha256", threading.Event())
+        verify._hash_file(
+            Snapshot(str(tmp_path), "a/b", "main", COMMIT, {}, (), ()), "gone", "sha256", threading.Event()
+        )

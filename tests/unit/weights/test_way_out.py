@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import proxies
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
-from ansible_collections.instinct.fleet.plugins.module_utils.docker import build
+from ansible_collections.instinct.fleet.plugins.module_utils.docker import build, build_plan
 from ansible_collections.instinct.fleet.plugins.module_utils.weights import download as fetch_on_node
 from ansible_collections.instinct.fleet.plugins.modules import hf_model
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
@@ -236,7 +236,7 @@ def test_git_gets_sources_through_a_proxy_and_a_private_ca(
     ca = with_private_ca(running, tmp_path)
     threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
     port = running.server_address[1]
-    plan = build.build_plan({"repo": f"https://{OUTSIDE}:{port}/r.git", "ref": "main"}, None)
+    plan = build_plan.build_plan({"repo": f"https://{OUTSIDE}:{port}/r.git", "ref": "main"}, None)
     try:
         with ForwardProxy(port) as proxy:
             way = proxies.environment({"https_proxy": proxy.url})
