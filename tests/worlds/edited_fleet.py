@@ -38,8 +38,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import OPTIONS, requested_rollout
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import todo_hosts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import (
+    RunLimits,
     Simulation,
-    Terms,
     simulate,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu
@@ -94,7 +94,7 @@ class Planned:
 
     def simulate(self, **terms: Any) -> Simulation:
         """Run it through the model of the fleet."""
-        return simulate(self.plan, self.todo, self.operation, Terms(**terms))
+        return simulate(self.plan, self.todo, self.operation, RunLimits(**terms))
 
 
 def instance_key(name: str) -> InstanceKey:

@@ -12,7 +12,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends i
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import PARTITION_KINDS
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FleetModel, Running
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import Terms, simulate
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import RunLimits, simulate
 from hypothesis import strategies as st
 
 from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, configured
@@ -49,7 +49,7 @@ def moments(done: Planned, **terms: Any) -> list[Moment]:
         done.plan,
         done.todo,
         done.operation,
-        Terms(**terms),
+        RunLimits(**terms),
         lambda step, model: found.append(Moment.of(step, model)),
     )
     return found
@@ -120,11 +120,15 @@ def hold(draw: Draw, site: Site) -> Site:
     )
     if names:
         name = draw(st.sampled_from(names))
-        for state in after.states.values():
-            for history in state.get("generations") or ():
-                if history["deployment"] == name and history["kept"]:
-                    number = history["kept"][-1]["generation"]
-                    history["held"] = {"generation": number, "why": "slower", "since": SINCE}
+        histories = [
+            history
+            for state in after.states.values()
+            for history in state.get("generations") or ()
+            if history["deployment"] == name and history["kept"]
+        ]
+        number = max((history["kept"][-1]["generation"] for history in histories), default=0)
+        for history in histories:
+            history["held"] = {"generation": number, "why": "slower", "since": SINCE}
     return after
 
 

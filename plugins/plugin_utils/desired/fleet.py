@@ -18,6 +18,8 @@ from .node_state import MALFORMED, NodeState, unreadable_state
 from .registry_override import with_own_names
 
 LOOPBACK = "127.0.0.1"
+ANY, LOCAL = ("0.0.0.0", "::"), (LOOPBACK, "::1", "localhost")
+"""Addresses that stand for all of a host's addresses, and those that only the host itself reaches."""
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,10 @@ from ...module_utils.common.generations import BackendInstance
 from ...module_utils.common.instance_key import InstanceKey
 from ..desired.actions import Action
 from ..desired.endpoint_settings import BalancerHost, ObservedBalancer
+from ..desired.fleet import ANY
 from .backends import Backend, names_of
 from .config import backend_json
-from .servers import (
-    ANY,
-    BackendServer,
-    HostBackends,
-    Instance,
-    Place,
-    bracketed,
-    reached_at,
-    seen_servers,
-)
+from .servers import BackendServer, HostBackends, Instance, Place, bracketed, reached_at, seen_servers
 
 BALANCER = "balancer"
 """The kind of the action that changes a load balancer's configuration."""

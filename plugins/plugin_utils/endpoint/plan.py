@@ -13,6 +13,7 @@ from ...module_utils.common.hashing import canonical, spec_hash, text_hash
 from ...module_utils.common.instance_key import NO_KEY, InstanceKey
 from ..desired.actions import DEBIAN, Action
 from ..desired.endpoint_settings import NOT_IN_RUN, BalancerHost, BalancerSettings, ObservedBalancer
+from ..desired.fleet import ANY, LOCAL
 from ..text import listed, plural
 from .backends import Backend, deployments_of, group_servers, names_of, unprintable_model_names
 from .balancer_plan import (
@@ -27,8 +28,6 @@ from .balancer_plan import (
 )
 from .config import config_data, port_conflicts, router_ports
 from .servers import (
-    ANY,
-    LOOPBACK,
     BackendServer,
     HostBackends,
     Instance,
@@ -145,7 +144,7 @@ def _reached_in_clear(hosts: Sequence[BalancerHost], gpu_hosts: Sequence[HostBac
         gpu_host.host
         for gpu_host in gpu_hosts
         if any(host.name != gpu_host.host for host in hosts)
-        and any(item.listen not in LOOPBACK for item in routable_instances(gpu_host))
+        and any(item.listen not in LOCAL for item in routable_instances(gpu_host))
     ]
 
 
@@ -395,7 +394,7 @@ def _warnings(host: BalancerHost) -> Iterable[str]:
         yield "load_balancer_auth is false: anyone who reaches the load balancer can use the models"
     if not settings.tls:
         yield "load_balancer_tls is false: prompts, answers and API keys can be read on the network"
-    if settings.metrics_listen not in LOOPBACK:
+    if settings.metrics_listen not in LOCAL:
         yield "the load balancer's metrics can be read by anyone who reaches its host"
     for name, item in sorted((host.observed.drained if host.observed else {}).items()):
         if item.get("by") == OPERATOR:

@@ -17,9 +17,8 @@ from ...module_utils.common.errors import Problem
 from ...module_utils.common.generations import BackendInstance
 from ...module_utils.common.hashing import canonical, text_hash
 from ..desired.endpoint_settings import BalancerHost
+from ..desired.fleet import ANY, LOCAL
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-ANY = ("0.0.0.0", "::")
 Instance = tuple[str, str]
 """A host, and the name of an instance there."""
 Place = tuple[str, str, str, int]
@@ -208,11 +207,11 @@ def reached_at(
     send requests elsewhere.
     """
     listen = item.listen
-    if item.recorded and listen not in (*ANY, *LOOPBACK, *gpu_host.trusted, *_asked_at(item, gpu_host, host)):
+    if item.recorded and listen not in (*ANY, *LOCAL, *gpu_host.trusted, *_asked_at(item, gpu_host, host)):
         listen = gpu_host.address
-    if gpu_host.host == host.name and listen in (*ANY, *LOOPBACK):
+    if gpu_host.host == host.name and listen in (*ANY, *LOCAL):
         return "::1" if listen in ("::", "::1") else "127.0.0.1", []
-    if listen in LOOPBACK:
+    if listen in LOCAL:
         what = (
             f"instances of {gpu_host.host} listen on {listen}, which load balancer {host.name} cannot reach."
         )

@@ -14,8 +14,8 @@ from typing import Any, Callable
 from ...module_utils.common.endpoint import ADDRESS_FILE
 from ...module_utils.common.errors import Problem
 from ..desired.endpoint_settings import VIRTUAL, BalancerHost, VirtualAddress
+from ..desired.fleet import ANY
 from ..text import interfaces_text
-from .servers import ANY
 
 CHECK_FILE = "alive.py"
 """The program with which keepalived checks HAProxy (programs/keepalived_check.py)."""

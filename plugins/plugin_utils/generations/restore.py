@@ -10,7 +10,7 @@ from typing import Any
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.generations import Generation
 from ..desired.actions import has_image
-from ..desired.fleet import Fleet, Host
+from ..desired.fleet import ANY, LOCAL, Fleet, Host
 from ..desired.node_state import NodeState
 from ..instances.factory import InstanceFactory
 from ..instances.planned import Planned, RecordedInstance, Serving
@@ -62,6 +62,12 @@ def _missing(
 ) -> Iterable[tuple[str, str]]:
     """Yield what the host lacks for an instance, and what to do about it."""
     made, other = item.generation, "or choose another generation."
+    own = {*ANY, *LOCAL, host.address or host.name, *(one.listen for one in host.deployments)}
+    if made.endpoint and not item.member.headless and made.listen not in own:
+        yield (
+            f"it listens on {made.listen}, where no load balancer asks this host any longer",
+            f"Give the host that address again (instinct_address), {other}",
+        )
     if not has_image(state, made.image):
         yield f"its image {_name(made)} is no longer on the host", f"docker pull {made.image} there, {other}"
     for repo, commit in made.weights:

@@ -166,9 +166,12 @@ def numa_balancing(host: Host) -> Action | None:
     return Action("numa_balancing", "host_prep", "kernel.numa_balancing", before, after, reason, RCCL)
 
 
-def instance_key(host: Host, key: InstanceKey) -> Action | None:
-    """Return the action that installs the load balancers' key, if the host has instances behind them."""
-    if not key.mark or not any(item.endpoint for item in host.deployments):
+def instance_key(host: Host, key: InstanceKey, stored: bool = False) -> Action | None:
+    """Return the action that installs the load balancers' key, if the host has instances behind them.
+
+    stored: it has such instances as they were recorded: one that runs takes the new key beside its own.
+    """
+    if not key.mark or not (stored or any(item.endpoint for item in host.deployments)):
         return None
     before = host.state.instance_key if host.state else "unknown"
     if before == key.mark:

@@ -16,7 +16,7 @@ from .capacity import Capacity, capacities, services_by_deployment, shifts
 from .groups import REMOVAL, ChangeGroup, change_groups
 from .members import RolloutInstance
 from .policy import RolloutPolicy
-from .schedule import Queue, Room, Turn, schedule
+from .schedule import Queue, Room, ScheduledGroups, schedule
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ def plan_rollout(
         queues.append(Queue(name, coming, policy.serial, canary))
         # In the end, as what comes of another deployment may serve the same model name.
         going = tuple(group for group in groups if group.rank == REMOVAL)
-        removals += [Turn(name, going)] if going else []
+        removals += [ScheduledGroups(name, going)] if going else []
     turns, problems, warnings = schedule(queues, removals, Room(capacity))
     batches = tuple(_batch(number, turn, members) for number, turn in enumerate(turns, 1))
     return Rollout(batches, capacity, services_by_deployment(members), warnings), problems
 
 
-def _batch(number: int, turn: Turn, members: Sequence[RolloutInstance]) -> Batch:
+def _batch(number: int, turn: ScheduledGroups, members: Sequence[RolloutInstance]) -> Batch:
     """Return a batch; the first one of a deployment measures its canary, and a reference if one can be spared."""
     if not turn.canary:
         return Batch(number, turn.deployment, turn.groups)

@@ -20,7 +20,7 @@ Name = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Service:
+class ModelService:
     """Engines behind the same model names.
 
     label: the deployments, for texts. engines: as RolloutInstance.present_engine names them; afterwards: those of the
@@ -48,7 +48,7 @@ class Capacity:
     stays: bool = True
 
 
-def services(members: Sequence[RolloutInstance]) -> tuple[Service, ...]:
+def services(members: Sequence[RolloutInstance]) -> tuple[ModelService, ...]:
     """Return what serves each model name before the first batch; names of the same engines are one service."""
     before: dict[Name, dict[str, str]] = {}
     after: dict[Name, set[str]] = {}
@@ -64,12 +64,12 @@ def services(members: Sequence[RolloutInstance]) -> tuple[Service, ...]:
     sets: dict[tuple[frozenset[str], frozenset[str]], list[Name]] = {}
     for name, there in before.items():
         sets.setdefault((frozenset(there), frozenset(after.get(name, ()))), []).append(name)
-    found: dict[str, Service] = {}
+    found: dict[str, ModelService] = {}
     for (engines, afterwards), names in sets.items():
         label = " and ".join(sorted(set(before[names[0]].values()), key=natural))
         if label in found:
             label = f"{label} ({', '.join(filter(None, names[0]))})"
-        found[label] = Service(label, tuple(names), engines, afterwards)
+        found[label] = ModelService(label, tuple(names), engines, afterwards)
     return tuple(found.values())
 
 

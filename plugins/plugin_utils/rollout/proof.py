@@ -40,7 +40,7 @@ def proved(
     # Here, as most runs change nothing, and every run would wait for these imports.
     from ..simulation.clients import client_changes
     from ..simulation.plays import PARTITION
-    from ..simulation.simulate import Terms, simulate
+    from ..simulation.simulate import RunLimits, simulate
     from ..simulation.text import problems, proof_lines
 
     operation = options["operation"]
@@ -55,7 +55,7 @@ def proved(
         return [], ()
     policy, _unused = parse_policy(terms(options))
     serial, _unused = parse_serial(options["partition_serial"], "gpu_partition_serial")
-    allowed = Terms(policy.min_available, bool(options["at_once"]), serial or DEFAULT_SERIAL)
+    allowed = RunLimits(policy.min_available, bool(options["at_once"]), serial or DEFAULT_SERIAL)
     found = simulate(plan, todo, operation, allowed)
     lines = [line for text in proof_lines(found) for line in wrapped("proved", text)]
     lines += [line for text in client_changes(plan) for line in wrapped("clients", text)]

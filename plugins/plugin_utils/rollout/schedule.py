@@ -19,7 +19,7 @@ from .policy import DEFAULT_SERIAL
 
 
 @dataclass(frozen=True)
-class Turn:
+class ScheduledGroups:
     """Groups of a deployment that change at the same time. left: engines that each service could spare meanwhile."""
 
     deployment: str
@@ -79,7 +79,7 @@ class Queue:
         if canary and len(self.sizes) > 1:
             self.sizes = self.sizes[1:]  # the canary is the first batch
 
-    def next(self, room: Room, forced: bool = False) -> Turn | None:
+    def next(self, room: Room, forced: bool = False) -> ScheduledGroups | None:
         """Take the groups that change next; None if none can at present. forced: the first one does all the same."""
         waiting = {group.key for group in self.rest}
         able = [group for group in self.rest if group.after.isdisjoint(waiting)]
@@ -92,7 +92,7 @@ class Queue:
             size = max(1, int(resolve_count(self.sizes[0], self.total)))
             self.sizes = self.sizes[1:] or self.sizes
             groups = self._beside(first, able, size, room)
-        turn = Turn(self.deployment, tuple(groups), self.canary, room.spare(groups))
+        turn = ScheduledGroups(self.deployment, tuple(groups), self.canary, room.spare(groups))
         self.canary = False
         self.rest = [group for group in self.rest if group not in groups]
         return turn
@@ -111,17 +111,17 @@ class Queue:
 
 
 def schedule(
-    queues: Sequence[Queue], removals: Sequence[Turn], room: Room
-) -> tuple[tuple[Turn, ...], tuple[Problem, ...], tuple[str, ...]]:
+    queues: Sequence[Queue], removals: Sequence[ScheduledGroups], room: Room
+) -> tuple[tuple[ScheduledGroups, ...], tuple[Problem, ...], tuple[str, ...]]:
     """Return the turns of all deployments, why they cannot be, and warnings.
 
     removals: what only goes, at the end.
     """
-    turns: list[Turn] = []
+    turns: list[ScheduledGroups] = []
     problems: list[Problem] = []
     warnings: dict[str, None] = {}
 
-    def take(turn: Turn) -> None:
+    def take(turn: ScheduledGroups) -> None:
         problems.extend(_serial_problems(turn, queue_serial.get(turn.deployment), room))
         warnings.update(dict.fromkeys(_outages(turn, room)))
         room.change(turn.groups)
@@ -182,7 +182,9 @@ def _oversized(group: ChangeGroup, room: Room, reported: set[str]) -> Iterable[P
         yield Problem(("upgrade_min_in",), what, fix, group.hosts)
 
 
-def _serial_problems(turn: Turn, serial: tuple[Count, ...] | None, room: Room) -> Iterable[Problem]:
+def _serial_problems(
+    turn: ScheduledGroups, serial: tuple[Count, ...] | None, room: Room
+) -> Iterable[Problem]:
     """Yield why a turn is too large because of the configured serial, though single groups fit."""
     if serial is None or len(turn.groups) == 1 or not all(room.fits([group]) for group in turn.groups):
         return
@@ -198,7 +200,7 @@ def _serial_problems(turn: Turn, serial: tuple[Count, ...] | None, room: Room) -
             return
 
 
-def _outages(turn: Turn, room: Room) -> Iterable[str]:
+def _outages(turn: ScheduledGroups, room: Room) -> Iterable[str]:
     for name, left in room.left(turn.groups).items():
         there = room.capacity[name]
         if there.stays and room.serving[name] and left <= 0:

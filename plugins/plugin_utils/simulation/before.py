@@ -15,7 +15,7 @@ from ..endpoint.plan import INSTANCE_MAP
 from ..endpoint.servers import BackendServer, Instance, seen_servers
 from ..instances.planned import RecordedInstance, Serving, running_member
 from ..plan.host_plan import FleetPlan, HostPlan
-from .model import FORMER, PRESENT, Balancer, FleetModel, Running
+from .model import FORMER, PRESENT, FleetModel, Running, SimulatedBalancer
 
 BEFORE, AFTER = "before", "after"
 
@@ -155,10 +155,10 @@ def _outside(server: BackendServer) -> Running:
     )
 
 
-def _balancer(plan: BalancerPlan) -> Balancer:
+def _balancer(plan: BalancerPlan) -> SimulatedBalancer:
     """Return a load balancer as it was observed."""
     observed = plan.host.observed
-    found = Balancer(plan.host.name)
+    found = SimulatedBalancer(plan.host.name)
     if observed is None or not observed.config:
         return found
     found.configure(seen_servers(observed.config))

@@ -14,7 +14,7 @@ from typing import Any
 from ..endpoint.servers import Instance
 from .before import Templates
 from .model import FleetModel, Running
-from .rules import IN_USE, NEEDS, Violation, used_twice
+from .rules import IN_USE, NEEDS, TAKEN, Violation, used_twice
 
 Args = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ class UnknownStep(Exception):
 
 
 @dataclass
-class Context:
+class SimulatedRun:
     """What calls work on.
 
     Attributes:
@@ -56,14 +56,14 @@ class Context:
 class Call:
     """What a call does on a host: first it takes things away, then it gives them. Either may be nothing."""
 
-    takes: Callable[[Context, str, Args], None] | None = None
-    gives: Callable[[Context, str, Args], None] | None = None
+    takes: Callable[[SimulatedRun, str, Args], None] | None = None
+    gives: Callable[[SimulatedRun, str, Args], None] | None = None
 
 
 # ---- load balancers ----------------------------------------------------------------------------------
 
 
-def _servers(context: Context, args: Args) -> Iterable[tuple[str, str]]:
+def _servers(context: SimulatedRun, args: Args) -> Iterable[tuple[str, str]]:
     """Yield the servers that a call is about, each with its load balancer; those that do not exist break a rule."""
     for entry in args["servers"]:
         balancer = context.model.balancers.get(entry["balancer"])
@@ -77,13 +77,13 @@ def _servers(context: Context, args: Args) -> Iterable[tuple[str, str]]:
                 yield balancer.name, name
 
 
-def _drain(context: Context, _host: str, args: Args) -> None:
+def _drain(context: SimulatedRun, _host: str, args: Args) -> None:
     if args["state"] != "ready":
         for balancer, name in _servers(context, args):
             context.model.set_drained(balancer, name, drained=True)
 
 
-def _undrain(context: Context, _host: str, args: Args) -> None:
+def _undrain(context: SimulatedRun, _host: str, args: Args) -> None:
     if args["state"] != "ready":
         return
     for balancer, name in _servers(context, args):
@@ -101,7 +101,7 @@ def _started(args: Args) -> Sequence[Mapping[str, Any]]:
     return args["servers"] if args.get("state", "present") != "stopped" else ()
 
 
-def _stop(context: Context, host: str, args: Args) -> None:
+def _stop(context: SimulatedRun, host: str, args: Args) -> None:
     """Stop what is removed, what is stopped, and what is replaced by other files."""
     names = [*(args.get("remove") or ())]
     for server in args["servers"]:
@@ -115,7 +115,7 @@ def _stop(context: Context, host: str, args: Args) -> None:
         stop_instance(context, (host, name))
 
 
-def stop_instance(context: Context, instance: Instance) -> None:
+def stop_instance(context: SimulatedRun, instance: Instance) -> None:
     """Stop an instance, which no load balancer may be sending requests to."""
     asked = context.model.asked(instance)
     if asked and not context.at_once:
@@ -124,7 +124,7 @@ def stop_instance(context: Context, instance: Instance) -> None:
     context.model.stop(instance)
 
 
-def _start(context: Context, host: str, args: Args) -> None:
+def _start(context: SimulatedRun, host: str, args: Args) -> None:
     ready = args.get("wait", True)
     for server in _started(args):
         instance = host, str(server["name"])
@@ -138,7 +138,7 @@ def _start(context: Context, host: str, args: Args) -> None:
         _wait(context, (host, str(server["name"])))
 
 
-def start_instance(context: Context, item: Running) -> None:
+def start_instance(context: SimulatedRun, item: Running) -> None:
     """Start an instance, whose image has to be there, and whose ports and GPUs have to be free."""
     image = context.images.get((*item.of, item.spec), "")
     if image in context.lacking.get(item.host, ()):
@@ -146,11 +146,11 @@ def start_instance(context: Context, item: Running) -> None:
     if item.host in context.partitions:
         context.violate(NEEDS, f"{item.name} starts before the GPUs have their partition modes", item.host)
     for what in used_twice(context.model.on(item.host), item):
-        context.violate(IN_USE, f"{item.name} starts with {what}", item.host)
+        context.violate(TAKEN, f"{item.name} starts with {what}", item.host)
     context.model.start(item)
 
 
-def _wait(context: Context, instance: Instance) -> None:
+def _wait(context: SimulatedRun, instance: Instance) -> None:
     item = context.model.instances[instance]
     missing = [
         one for one in context.model.engines.get(item.engine, ()) if one not in context.model.instances
@@ -164,7 +164,7 @@ def _wait(context: Context, instance: Instance) -> None:
 # ---- measurements, records ---------------------------------------------------------------------------
 
 
-def _measure(context: Context, host: str, args: Args) -> None:
+def _measure(context: SimulatedRun, host: str, args: Args) -> None:
     """Load instances with requests, which users' may not share."""
     if args.get("phase") == "failed" or context.at_once:
         return
@@ -189,7 +189,7 @@ CALLS: dict[str, Call] = {
 
 
 def perform(
-    context: Context, calls: Iterable[tuple[str, str, Args]], after_taking: Callable[[], None]
+    context: SimulatedRun, calls: Iterable[tuple[str, str, Args]], after_taking: Callable[[], None]
 ) -> None:
     """Make calls on several hosts at the same time: what all of them take away is gone before one gives something.
 

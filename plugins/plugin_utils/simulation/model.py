@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from ..desired.fleet import ANY, LOCAL
 from ..endpoint.balancer_plan import continued, places_of
-from ..endpoint.servers import ANY, LOOPBACK, BackendServer, Instance
+from ..endpoint.servers import BackendServer, Instance
 
 FORMER, PRESENT = "former", "present"
 """The keys between load balancers and instances: the one that this run sends, and any other."""
@@ -53,7 +54,7 @@ class Running:
 
 
 @dataclass
-class Balancer:
+class SimulatedBalancer:
     """A load balancer: its servers by "backend/server", those that are drained, and the key that it sends.
 
     exists: it has a configuration. absent: this run neither asks nor changes it.
@@ -98,13 +99,13 @@ class FleetModel:
         addresses: Mapping[str, str],
         engines: Mapping[str, Mapping[Instance, str]],
         instances: Iterable[Running],
-        balancers: Iterable[Balancer],
+        balancers: Iterable[SimulatedBalancer],
         keys: Mapping[str, str] | None = None,
     ) -> None:
         self.addresses = addresses
         self.engines = engines
         self.instances: dict[Instance, Running] = {item.of: item for item in instances}
-        self.balancers: dict[str, Balancer] = {item.name: item for item in balancers}
+        self.balancers: dict[str, SimulatedBalancer] = {item.name: item for item in balancers}
         self.keys = dict(keys or {})
         self.counts: dict[Asked, int] = {}
         self.changed: set[Asked] = set()
@@ -140,7 +141,7 @@ class FleetModel:
 
     def configure(self, name: str, servers: Mapping[str, BackendServer], key: str) -> None:
         """Put a load balancer's configuration in use."""
-        balancer = self.balancers.setdefault(name, Balancer(name))
+        balancer = self.balancers.setdefault(name, SimulatedBalancer(name))
         before = set(balancer.of)
         balancer.configure(servers)
         balancer.key = key
@@ -170,10 +171,10 @@ class FleetModel:
             return False
         if item.key and self.balancers[balancer].key not in (item.key, self.keys.get(server.host)):
             return False
-        local = balancer == server.host and server.address in LOOPBACK
+        local = balancer == server.host and server.address in LOCAL
         if item.listen in ANY:
             return local or server.address == self.addresses.get(server.host, server.address)
-        if item.listen in LOOPBACK:
+        if item.listen in LOCAL:
             return local
         return server.address == item.listen
 
@@ -221,7 +222,7 @@ class FleetModel:
                 if instance in balancer.of or (balancer.name, instance) in self._shares:
                     self._count(balancer, instance)
 
-    def _count(self, balancer: Balancer, instance: Instance) -> None:
+    def _count(self, balancer: SimulatedBalancer, instance: Instance) -> None:
         item = self.instances.get(instance)
         share = frozenset(
             model

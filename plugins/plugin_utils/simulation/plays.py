@@ -21,7 +21,7 @@ from ...module_utils.common.minimum import Count, resolve_count
 from ..endpoint.backends import names_of
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.servers import Instance
-from .calls import Args, Context, perform, stop_instance
+from .calls import Args, SimulatedRun, perform, stop_instance
 from .model import FORMER, PRESENT
 
 PARTITION = "partition"
@@ -54,7 +54,7 @@ class Playbook:
 
     def __init__(
         self,
-        context: Context,
+        context: SimulatedRun,
         todo: Todo,
         balancers: Iterable[BalancerPlan],
         checked: Callable[[], None],
@@ -64,11 +64,15 @@ class Playbook:
         self.hosts = {str(item["name"]): item for item in todo}
         self.balancers = {item.host.name: item for item in balancers}
         self.partition_serial = partition_serial
+        self.until: tuple[int, str] | None = None
+        self.ended = False
 
-    def run(self, operation: str) -> None:
-        """Run the plays of an operation."""
+    def run(self, operation: str, until: tuple[int, str] | None = None) -> None:
+        """Run the plays of an operation. until: the number of a batch and the phase with which it ends, as it fails."""
+        self.until, self.ended = until, False
         for play in PLAYS[operation]:
-            getattr(self, f"_{play}")()
+            if not self.ended:
+                getattr(self, f"_{play}")()
 
     def _in(self, group: str) -> list[str]:
         return [name for name, item in self.hosts.items() if group in item["groups"]]
@@ -190,7 +194,12 @@ class Playbook:
     def _rollout(self) -> None:
         hosts = self._rollout_hosts
         for batch in self._plan(hosts[0])["rollout"]["batches"] if hosts else ():
-            self.run_phases(batch, batch["phases"])
+            phases = list(batch["phases"])
+            if self.until and batch["number"] == self.until[0]:
+                self.run_phases(batch, phases[: phases.index(self.until[1]) + 1])
+                self.ended = True
+                return
+            self.run_phases(batch, phases)
             self.run_phases(batch, batch["passed"])
 
     def run_phases(self, batch: Mapping[str, Any], phases: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE, Count, resolve
 from ..endpoint.servers import BackendServer, Instance
 from .model import Asked, FleetModel, Running
 
-CAPACITY, NEEDS, IN_USE, END = "capacity", "needs", "in use", "end"
+CAPACITY, NEEDS, IN_USE, TAKEN, END = "capacity", "needs", "in use", "taken", "end"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def requirements(
             for server in balancer.servers.values()
             if server.host in lost or set(server.models) & set(_models_of(model, server))
         )
-        after = _engines(afterwards[balancer.name])
+        after = _engines(one for one in afterwards[balancer.name] if one.of not in balancer.by_operator)
         for name, engines in before.items():
             if name not in after:
                 continue
@@ -99,6 +99,7 @@ def used_twice(there: Iterable[Running], item: Running) -> list[str]:
     """Return what an instance that starts on a host would use that others there use."""
     found = []
     shares: dict[str, float] = {}
+    users: dict[str, list[str]] = {}
     for other in there:
         if other.of == item.of:
             continue
@@ -106,8 +107,9 @@ def used_twice(there: Iterable[Running], item: Running) -> list[str]:
         found += [f"port {port}, on which {other.name} listens" for port in ports]
         for gpu in other.gpus & item.gpus:
             shares[gpu] = shares.get(gpu, 0.0) + other.share
+            users.setdefault(gpu, []).append(other.name)
     found += [
-        f"GPU {gpu}, which others use"
+        f"GPU {gpu}, which {', '.join(users[gpu])} uses"
         for gpu, share in sorted(shares.items())
         if share + item.share > 1 + 1e-9
     ]

@@ -13,7 +13,7 @@ from ..endpoint.servers import BackendServer
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan
 from .before import first_model, templates
-from .calls import Context
+from .calls import SimulatedRun
 from .model import Asked, FleetModel
 from .plays import DEFAULT_PARTITION_SERIAL, Playbook, Todo
 from .rules import CAPACITY, END, Requirement, Violation, requirements
@@ -22,7 +22,7 @@ Watch = Callable[[str, FleetModel], None]
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunLimits:
     """What an operator allows: the minimum in service, and that too few may serve."""
 
     min_available: Count | None = None
@@ -46,18 +46,20 @@ class Simulation:
 class _Checks:
     """The checks between two steps."""
 
-    def __init__(self, context: Context, required: Mapping[Asked, Requirement], watch: Watch | None) -> None:
+    def __init__(
+        self, context: SimulatedRun, required: Mapping[Asked, Requirement], watch: Watch | None
+    ) -> None:
         self.context, self.required, self.watch = context, required, watch
         self.least = {asked: item.first for asked, item in required.items()}
-        self.told: set[Asked] = set()
+        self.reported: set[Asked] = set()
 
     def __call__(self) -> None:
         model = self.context.model
         for asked in sorted(model.changed & self.required.keys()):
             count, item = model.counts.get(asked, 0), self.required[asked]
             self.least[asked] = min(self.least[asked], count)
-            if count < item.least and asked not in self.told and not self.context.at_once:
-                self.told.add(asked)
+            if count < item.least and asked not in self.reported and not self.context.at_once:
+                self.reported.add(asked)
                 self._short(asked, count, item)
         model.changed.clear()
         if self.watch:
@@ -72,7 +74,9 @@ class _Checks:
         self.context.violate(CAPACITY, what)
 
 
-def _check_end(context: Context, plan: FleetPlan, afterwards: Mapping[str, Sequence[BackendServer]]) -> None:
+def _check_end(
+    context: SimulatedRun, plan: FleetPlan, afterwards: Mapping[str, Sequence[BackendServer]]
+) -> None:
     """Check that the run ends with what it is to end with."""
     model, context.step = context.model, "after the run"
     for host in plan.hosts:
@@ -92,7 +96,7 @@ def _check_end(context: Context, plan: FleetPlan, afterwards: Mapping[str, Seque
 
 
 def simulate(
-    plan: FleetPlan, todo: Todo, operation: str, terms: Terms = Terms(), watch: Watch | None = None
+    plan: FleetPlan, todo: Todo, operation: str, terms: RunLimits = RunLimits(), watch: Watch | None = None
 ) -> Simulation:
     """Run the plays of an operation through the model of a fleet, and return what that showed.
 
@@ -107,7 +111,7 @@ def simulate(
         for name, servers in afterwards.items()
     }
     required = requirements(model, able, terms.min_available, lost)
-    context = Context(
+    context = SimulatedRun(
         model,
         known,
         {

@@ -10,7 +10,7 @@ from ...module_utils.common.minimum import WORD
 from ..endpoint.servers import Instance
 from ..plan.host_plan import FleetPlan
 from ..text import listed
-from .rules import CAPACITY, IN_USE, Violation
+from .rules import CAPACITY, IN_USE, TAKEN, Violation
 from .simulate import Simulation
 
 SHOWN = 4
@@ -31,6 +31,11 @@ def _problem(item: Violation, reasons: Mapping[Instance, str]) -> Problem:
     edits = dict.fromkeys(reasons[one] for one in item.changing if one in reasons)
     because = f" The change: {'; '.join(edits)}." if edits else ""
     fix = FAULT
+    if item.rule == TAKEN:
+        fix = (
+            "This run does not stop what has it, such as an engine whose other hosts do not answer. Bring these back "
+            "first, or leave the edit out until then."
+        )
     if item.rule in (CAPACITY, IN_USE):
         fix = f"Make the edits one at a time, or accept that clients get 503 meanwhile: {WORD}."
     return Problem((), f"{item.step}: {item.what}.{because}", fix, item.hosts)

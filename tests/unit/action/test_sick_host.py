@@ -245,10 +245,22 @@ def test_draining_asks_nothing_of_the_hosts_of_instances(playbook: str) -> None:
             assert not {"instinct.fleet.node_state", "instinct.fleet.fleet_plan"} & set(task)
 
 
+def balanced() -> dict[str, Any]:
+    """The hosts with a load balancer on n1, which reaches the instances of its own host."""
+    states = copy.deepcopy(served())
+    servers = [
+        {"name": f"n1.llama-{index}:{8000 + index}", "host": "n1", "instance": f"llama-{index}",
+         "address": "127.0.0.1", "port": 8000 + index, "limit": 16}
+        for index in (0, 1)
+    ]  # fmt: skip
+    backend = {"name": "llama", "models": ["lab/tiny-llama"], "servers": servers}
+    states["n1"]["balancer"] = {**NO_BALANCER, "config": {"backends": [backend]}}
+    return states
+
+
 def test_an_offline_benchmark_drains_what_it_stops_and_returns_all_of_it(tmp_path: Path) -> None:
-    """They were started without a load balancer, so that the new one on n1 reaches those of its own host only."""
     args = ("--tags", "latency", "-e", "at_once=true")
-    done = play(tmp_path, "benchmark", served(), NOW, *args, balancers=("n1",))
+    done = play(tmp_path, "benchmark", balanced(), NOW, *args, balancers=("n1",))
     assert (done.rc, done.failed) == (0, []), done.out
     asked: dict[str, set[str]] = {"drain": set(), "ready": set()}
     for given in done.asked:

@@ -27,7 +27,7 @@ def named(message: str, path: str) -> bool:
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in path) in message
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(items())
 def test_a_tree_is_published_or_refused_by_the_name_of_what_is_wrong(wanted: list[Item]) -> None:
     with tempfile.TemporaryDirectory() as place:

@@ -81,7 +81,7 @@ AROUND = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(SCHEMES, WORD, st.none() | WORD, HOSTS, PATHS, AROUND)
 def test_an_account_is_masked_and_refused_in_any_url(
     scheme: str, user: str, password: str | None, host: str, path: str, around: str
@@ -97,7 +97,7 @@ def test_an_account_is_masked_and_refused_in_any_url(
     assert holds_secret(url)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SCHEMES, HOSTS, st.sampled_from(["", "/", "/a/b.git", "/a?b=c#d"]), AROUND)
 def test_a_url_without_an_account_stays(scheme: str, host: str, path: str, around: str) -> None:
     text = around.format(f"{scheme}://{host}{path}")
@@ -106,7 +106,7 @@ def test_a_url_without_an_account_stays(scheme: str, host: str, path: str, aroun
     assert not holds_secret(f"{scheme}://{host}{path}")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(WORD, WORD | st.just("a/b"), HOSTS)
 def test_a_proxys_account_is_known_as_a_secret_and_not_shown(user: str, password: str, host: str) -> None:
     user, password = f"user-{user}", f"pass-{password}"

@@ -206,7 +206,7 @@ RULES = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(REPOSITORIES, RULES, st.booleans(), st.booleans())
 def test_whatever_the_mirrors_a_pulled_image_is_found_again(
     repository: str, rules: list[Override], stored: bool, tagged: bool

@@ -109,7 +109,7 @@ def test_what_a_download_leaves_is_not_followed(
     assert "Internal error" not in found.get("msg", "")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(items())
 def test_a_repository_is_made_readable_or_refused_by_the_name_of_what_is_wrong(wanted: list[Item]) -> None:
     with tempfile.TemporaryDirectory() as top:

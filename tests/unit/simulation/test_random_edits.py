@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random fleets and random edits: every plan keeps what serves in service and ends with its inventory, or is refused.
+
+EDIT_EXAMPLES sets how many fleets are drawn, each with COMMITS edits; `make edits` draws 4,000 of them, with its seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import first_model, templates
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls import SimulatedRun
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import Playbook
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import TAKEN
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from tests.worlds import mishaps
+from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, planned, settled
+from tests.worlds.edits import edit, inventories
+
+EXAMPLES = int(os.environ.get("EDIT_EXAMPLES", "100"))
+COMMITS = 5
+BETWEEN = ("nothing", "nothing", "nothing", "hold", "drain", "down", "die", "fail")
+"""What happens before an edit is deployed, or while it is."""
+LEAST_ACCEPTED = 0.8
+"""The share of edits that have to be carried out, and not refused: else the generator would prove little."""
+
+
+@dataclass
+class Tally:
+    """How many edits were tried and carried out, over all examples."""
+
+    tried: int = 0
+    accepted: int = 0
+    refusals: list[str] = field(default_factory=list)
+
+
+TALLY = Tally()
+
+
+def test_every_edit_keeps_its_promises_or_is_refused() -> None:
+    TALLY.__init__()  # type: ignore[misc]
+    edited_fleets()
+    assert TALLY.tried >= EXAMPLES * COMMITS * 0.8
+    assert TALLY.accepted / TALLY.tried >= LEAST_ACCEPTED, TALLY.refusals[:20]
+    print(f"{TALLY.tried} edits, {TALLY.accepted} carried out")
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def edited_fleets(data: Any) -> None:
+    inventory = data.draw(inventories())
+    try:
+        site = settled(inventory)
+    except FleetError:  # what the generator puts together may contradict itself
+        return
+    for _ in range(COMMITS):
+        changed, names = edit(data.draw, inventory)
+        between = data.draw(st.sampled_from(BETWEEN))
+        operation = data.draw(st.sampled_from(("deploy", "deploy", "upgrade")))
+        before = {"hold": mishaps.hold, "drain": mishaps.drain}.get(between, lambda _draw, there: there)
+        site = before(data.draw, site)
+        after = deployed(data, changed, site, operation, between, names)
+        TALLY.tried += 1
+        if after is not None:
+            TALLY.accepted += 1
+            inventory, site = changed, after
+
+
+def deployed(
+    data: Any, inventory: Inventory, site: Site, operation: str, between: str, names: list[str]
+) -> Site | None:
+    """Plan, simulate and carry out an edit; return what the hosts have then, None where it was refused by name."""
+    seen = without_one(data, inventory, site) if between == "down" else site
+    try:
+        done = planned(inventory, seen, operation)
+    except FleetError as error:
+        return refused(error)
+    if done.plan.excluded:
+        event("a host is left out")
+        return None
+    told = f"{names} with {operation} and {between}"
+    found = done.simulate()
+    if between == "down" and found.violations and found.violations[0].rule == TAKEN:
+        return None  # by an engine of which the host without an answer has a part
+    assert not found.violations, f"{told}: {found.violations[:3]}"
+    if seen is not site:
+        return site  # what the host that is down has is not known
+    if between == "fail":
+        assert_way_back(done, told)
+    if between == "die" and mishaps.may_die(done):
+        there = mishaps.moments(done)
+        moment = there[data.draw(st.integers(0, len(there) - 1))]
+        site = mishaps.died_at(moment, done, inventory, site)
+        done = planned(inventory, site, operation)
+        again = done.simulate()
+        assert not again.violations, f"{told}, died at {moment.step}: {again.violations[:3]}"
+    site = carried_out(done, inventory, site)
+    left = planned(inventory, site, operation).plan
+    assert left.changes == 0, (
+        f"{told}: {[host.actions for host in (*left.hosts, *left.balancers) if host.actions]}"
+    )
+    return site
+
+
+def refused(error: FleetError) -> None:
+    """A refusal names what is wrong."""
+    assert error.problems
+    assert all(problem.what for problem in error.problems)
+    TALLY.refusals.append(error.problems[0].text())
+
+
+def without_one(data: Any, inventory: Inventory, site: Site) -> Site:
+    """One of the hosts does not answer."""
+    names = sorted(set(inventory.hosts) - set(inventory.balancers))
+    if not names or len(inventory.hosts) == 1:
+        return site
+    return Site({**site.states, data.draw(st.sampled_from(names)): None}, site.seen)
+
+
+def assert_way_back(done: Planned, told: str) -> None:
+    """Whichever batch is turned back, in whichever phase: nothing that serves is stopped, and the old one returns."""
+    for batch, phase in failures(done):
+        known = templates(done.plan, way_back=True)
+        context = SimulatedRun(first_model(done.plan, known), known, {}, {}, set(), False, [])
+        playbook = Playbook(context, done.todo, done.plan.balancers, lambda: None)
+        playbook.run(done.operation, until=(batch["number"], phase))
+        playbook.run_phases(batch, batch["way_back"])
+        assert not context.found, f"{told}, {batch['text']} failed in {phase}: {context.found[:3]}"
+
+
+def failures(done: Planned) -> Iterator[tuple[Any, str]]:
+    """The batches of a rollout that can be turned back, each with the phases in which a release fails."""
+    for batch in done.rollout.batches if done.rollout else ():
+        for phase in ("serve", "judge", "undrain", "watch"):
+            if batch["way_back"] and phase in batch["phases"]:
+                yield batch, phase
