@@ -53,7 +53,7 @@ class State:
         for item in raw["instances"]:
             if item["host"] not in listening:
                 continue
-            if item["port"] and not item["headless"]:
+            if item["port"]:
                 address = "0.0.0.0" if item["listen"] in ANYWHERE else item["listen"]
                 listening[item["host"]][address, item["port"]] = LISTENS if item["ready"] else STARTING
             inner[item["host"]] |= set(item["ports"]) - {item["port"]}
@@ -126,16 +126,15 @@ def not_contained(looks: Sequence[Look], states: Iterable[State]) -> str:
     """What was seen that the simulation does not contain, and where; nothing if all of it is contained."""
     there = tasks(states)
     first = 0
-    last = len(there) - 1
     for look in sorted(looks, key=lambda item: item.at):
         fits = next((number for number in range(first, len(there)) if not there[number].unlike(look)), None)
         if fits is None:
             reasons = [f"  {task.name}: {task.unlike(look)}" for task in there[first : first + 4]]
             return "\n".join((f"{look}", "fits none of the tasks from here on:", *reasons))
         first = fits
-    if looks and any(there[last].unlike(look) for look in _last(looks)):
-        return "the last looks are not the end of the simulation"
-    return ""
+    end = Task("end", [there[-1].states[-1]])
+    last = "; ".join(filter(None, map(end.unlike, _last(looks))))
+    return f"the last looks are not the end of the simulation: {last}" if last else ""
 
 
 def _last(looks: Iterable[Look]) -> list[Look]:

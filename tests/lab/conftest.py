@@ -41,6 +41,9 @@ HERE = Path(__file__).resolve().parent
 ORDER = (
     "faults",
     "real_upgrade",
+    "edits",
+    "edit_list",
+    "edit_sequences",
     "warm_start",
     "killed_controller",
     "two_operators",
@@ -321,10 +324,15 @@ def fresh_lab(lab_up: list[str], tmp_path: Path) -> Lab:
 
 
 @pytest.fixture(scope="module")
-def balanced_lab(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The nodes made anew, and an inventory with a load balancer on the first one; nothing is deployed yet."""
+def module_lab(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The nodes made anew, with an inventory of a test file's own; nothing is deployed yet."""
     reset_lab()
-    lab = copy_inventory(lab_up, tmp_path_factory.mktemp("balanced"))
-    lab.write_balancer(lab.hosts[0])
-    yield lab
+    yield copy_inventory(lab_up, tmp_path_factory.mktemp("fleet"))
     reset_lab()
+
+
+@pytest.fixture(scope="module")
+def balanced_lab(module_lab: Lab) -> Lab:
+    """The nodes made anew, and an inventory with a load balancer on the first one."""
+    module_lab.write_balancer(module_lab.hosts[0])
+    return module_lab

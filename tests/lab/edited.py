@@ -22,7 +22,7 @@ from tests.helpers.trace import State, not_contained
 from tests.load import Load, Target, first_key
 from tests.worlds.edited_fleet import Inventory
 
-from .conftest import LAB, Lab, Run
+from .conftest import LAB, Lab, Run, container, lab_command
 from .helpers import MODEL, STANDIN, deployment
 from .watch import Watcher
 
@@ -75,7 +75,9 @@ class EditedLab:
         there = [address for addresses in self.inventory.machines.values() for address in addresses]
         secrets = self.lab.inventory / ".secrets"
         secrets.mkdir(mode=0o700, exist_ok=True)
-        (secrets / "endpoint.pem").write_text(self_signed([*there, LAB.address(90)]), encoding="utf-8")
+        (secrets / "endpoint.pem").write_text(
+            self_signed([*there, LAB.address(90), LAB.address(91)]), encoding="utf-8"
+        )
         (secrets / "endpoint.pem").chmod(0o600)
         known = [line.split(" ", 1) for line in LAB.known_hosts.read_text(encoding="utf-8").splitlines()]
         lines = []
@@ -85,6 +87,22 @@ class EditedLab:
             for address in addresses[1:]:
                 self.lab.on(node, f"ip address add {address}/24 dev eth0 || true")
         (self.lab.tmp / "known_hosts").write_text("".join(lines), encoding="utf-8")
+
+    def _nodes(self, inventory: Inventory) -> dict[str, str]:
+        """The lab's node of each host, which is known by its address, as a host may have any name."""
+        nodes = {address: node for node, there in inventory.machines.items() for address in there}
+        return {name: nodes[address] for name, address in {**inventory.hosts, **inventory.balancers}.items()}
+
+    @staticmethod
+    def address(number: int) -> str:
+        """An address of the lab's network."""
+        return LAB.address(number)
+
+    def replace_node(self, node: str) -> None:
+        """Take a node away, as if its machine had died, and put a new one in its place."""
+        subprocess.run(["docker", "rm", "--force", container(node)], check=True, stdout=subprocess.DEVNULL)
+        lab_command("up")
+        self._prepare()
 
     # ---- the inventory -------------------------------------------------------------------------------
 
@@ -156,15 +174,14 @@ class EditedLab:
         self.write(after)
         self.number += 1
         files = [self.lab.tmp / f"states-{self.number}-{turn}.jsonl" for turn in range(len(killed) + 1)]
-        known = {name: name for name in {*after.hosts, *after.balancers}}
+        known = self._nodes(after)
         with Watcher(self.lab, known) as watcher, self.asked(after) as loads:
             for load in loads:
                 load.wait_for(2)
             for path, seconds in zip(files, killed, strict=False):
                 self._killed(playbook, *args, path=path, seconds=seconds)
             run = self._run(playbook, *args, path=files[-1])
-            if loads:
-                time.sleep(SETTLE_SECONDS)
+            time.sleep(SETTLE_SECONDS)
         lost: dict[str, int] = {}
         texts = []
         for load in loads:
@@ -181,6 +198,18 @@ class EditedLab:
         if run.rc == 0:
             self.inventory = after
         return step
+
+    def refused(self, after: Inventory) -> str:
+        """Why the planner refuses an edit; nothing if it does not."""
+        self.write(after)
+        run = self.lab.play("plan")
+        if run.rc == 0:
+            return ""
+        found = [record["result"] for record in run.records if record["module"] == "fleet_plan"]
+        assert found, run.out[-4000:]
+        assert found[-1].get("msg"), run.out[-4000:]
+        assert "report this" not in found[-1]["msg"], found[-1]["msg"]
+        return str(found[-1]["msg"])
 
     def edit(self, after: Inventory, playbook: str = "deploy", *args: str, **options: Any) -> Step:
         """The same, and AssertionError if something is lost, unforeseen, held, or left for the next run."""

@@ -362,7 +362,12 @@ EDITS: tuple[Callable[[Draw, Parts], None], ...] = (
 )  # fmt: skip
 
 
-def edit(draw: Draw, inventory: Inventory, most: int = 4) -> tuple[Inventory, list[str]]:
+Edit = Callable[[Draw, Parts], None]
+
+
+def edit(
+    draw: Draw, inventory: Inventory, most: int = 4, edits: Sequence[Edit] = EDITS
+) -> tuple[Inventory, list[str]]:
     """An inventory after one to four edits in one commit, and what they are called."""
     parts: Parts = {
         "hosts": dict(inventory.hosts),
@@ -372,7 +377,7 @@ def edit(draw: Draw, inventory: Inventory, most: int = 4) -> tuple[Inventory, li
         "machines": inventory.machines,
         "deployments": copy.deepcopy(list(inventory.deployments)),
     }
-    chosen = [draw.one_of(EDITS) for _ in range(draw.number(1, most))]
+    chosen = [draw.one_of(edits) for _ in range(draw.number(1, most))]
     for change in chosen:
         change(draw, parts)
     parts["deployments"] = tuple(parts["deployments"])

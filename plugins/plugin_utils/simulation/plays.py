@@ -118,29 +118,28 @@ class Playbook:
         for name in self._in("todo_load_balancer"):
             part = self._plan(name)["balancer"]
             if part["first"]:
-                self._configure(name, "during")
-                self._return(name, part["undrain_first"])
+                self._update(name, "during", part["undrain_first"], "before instances change")
 
     def _balancers_after(self) -> None:
         for name in self._in("todo_load_balancer"):
-            self._configure(name, "backends")
-            self._return(name, self._plan(name)["balancer"]["undrain"])
+            undrain = self._plan(name)["balancer"]["undrain"]
+            self._update(name, "backends", undrain, "after instances have changed")
 
-    def _configure(self, name: str, which: str) -> None:
-        self.context.step = f"configuring load balancer {name}"
+    def _update(self, name: str, which: str, undrain: Sequence[str], when: str) -> None:
+        """Configure a load balancer, and return servers to service. All load balancers do so at the same time."""
+        self.context.step, self.context.changing = f"updating the load balancers {when}", ()
         plan = self.balancers[name]
         key = (PRESENT if plan.instance_key.map is not None else FORMER) if plan.instance_key.sent else ""
         self.context.model.configure(name, names_of(getattr(plan, which)), key)
         self.checked()
         self.context.model.prove(name)
         self.checked()
+        self._return(name, undrain, self.context.step)
 
-    def _return(self, balancer: str, servers: Sequence[str]) -> None:
+    def _return(self, balancer: str, servers: Sequence[str], step: str) -> None:
         if servers:
             args = {"servers": [{"balancer": balancer, "servers": servers}], "state": "ready", "wait": 0}
-            self._step(
-                f"returning servers of load balancer {balancer}", [(balancer, "balancer_server", args)]
-            )
+            self._step(step, [(balancer, "balancer_server", args)])
 
     # ---- instances -----------------------------------------------------------------------------------
 
@@ -250,7 +249,8 @@ class Playbook:
 
     def _return_left(self) -> None:
         for name in self._in("todo_load_balancer"):
-            self._return(name, self._plan(name)["balancer"]["undrain_first"])
+            left = self._plan(name)["balancer"]["undrain_first"]
+            self._return(name, left, "returning servers that an earlier run left drained")
 
     def _measure(self) -> None:
         self._rollout()

@@ -30,7 +30,7 @@ def state(step: str, model: Any) -> dict[str, Any]:
         "instances": [
             {
                 "host": item.host, "name": item.name, "listen": item.listen, "port": item.port,
-                "ports": sorted(item.ports), "ready": item.ready, "headless": item.headless,
+                "ports": sorted(item.ports), "ready": item.ready,
             }
             for item in model.instances.values()
         ],
