@@ -19,6 +19,7 @@ from .conftest import Lab, container
 SECONDS = 0.5
 # Ports of what else a node runs: SSH, and what a load balancer itself has open.
 OTHERS = (22, 8443, 8405, 8406)
+OWN = "inside"  # a backend that is the load balancer itself
 PROGRAM = r"""
 import json, select, socket, sys, time
 def listening():
@@ -48,10 +49,8 @@ while not select.select([sys.stdin], [], [], left)[0]:
     left = max(0.0, begun + float(sys.argv[1]) - time.time())
 """
 
-
-DRAINED = (
-    0x01 | 0x08 | 0x10
-)  # a server's administrative states: forced maintenance, forced drain, inherited drain
+# A server's administrative states: forced maintenance, forced drain, inherited drain.
+DRAINED = 0x01 | 0x08 | 0x10
 
 
 def servers(text: str | None) -> dict[str, tuple[str, str]] | None:
@@ -74,7 +73,7 @@ def servers(text: str | None) -> dict[str, tuple[str, str]] | None:
     for line in lines[1:]:
         row = dict(zip(names, line.split(","), strict=False))
         name = f"{row['pxname']}/{row['svname']}"
-        if row["type"] == "2" and not row["tracked"] and name in admin:
+        if row["type"] == "2" and row["pxname"] != OWN and not row["tracked"] and name in admin:
             up = UP if row["status"].startswith("UP") else DOWN
             found[name] = (OUT if admin[name] & DRAINED else IN, up)
     return found
