@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What planning costs, and what runs with nothing to do cost, as a ratio to `ansible -m ping`; fails when it is more.
 
-Planning is timed without any input or output, over fleets of growing size. Then `make bench` brings the lab to 2,
-to 10 (and, where that is set, to BENCH_NODES=50) nodes, deploys the stand-in engine on them, and times the commands
-in turn (A B C A B C …), so that a machine whose speed drifts slows all alike. Absolute seconds are of this machine;
-the ratio is what carries over. In the end, 50 instances are upgraded, and the time is held against the sum of the waits
-that no tool could save: each batch's start and its time under watch.
+Planning is timed without any input or output, over fleets of growing size; so is the simulation of an upgrade, as a
+ratio to planning it. Then `make bench` brings the lab to 2, to 10 (and, where that is set, to BENCH_NODES=50) nodes,
+deploys the stand-in engine on them, and times the commands in turn (A B C A B C …), so that a machine whose speed
+drifts slows all alike. Absolute seconds are of this machine; the ratio is what carries over. In the end, 50 instances
+are upgraded, and the time is held against the sum of the waits that no tool could save: each batch's start and its
+time under watch.
 
 Every figure is held against its target. All are measured; then those that missed theirs are listed, and the exit
 code is 1. --only planning (noop, upgrade) measures a part, --target site=1.1 sets another target.
@@ -35,6 +36,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.transfers impo
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import fit
 
 from tests import ROOT
+from tests.bench_change import planned_and_proved
 from tests.lab.conftest import BIN, LAB, copy_inventory
 from tests.lab.helpers import deployment
 from tests.worlds import fit_world, plan_world
@@ -44,6 +46,8 @@ ROUNDS = 7
 TARGETS = {
     "planning": 1.0,  # CPU seconds for 1,000 hosts; 0.4 on a quiet machine
     "planning-growth": 1.3,  # an instance of 1,000 hosts, as a ratio to one of 100: all is linear
+    "simulation": 0.25,  # of planning the same upgrade; of 16 and of 64 hosts
+    "change-growth": 1.5,  # planning an upgrade of an instance of 64 hosts, as a ratio to one of 16
     "transfers": 1.0,  # CPU seconds more for 1,000 hosts that lack an image and a model of 170 files
     "fit": 15.0,  # fit() of a model, as a ratio to reading and writing the JSON of a node's state
     "audit": 2.2,  # it reads more of each host than a ping; two cores run ten of them
@@ -54,6 +58,7 @@ TARGETS = {
 }
 PLAYBOOKS = (("audit", ()), ("status", ()), ("site", ("--skip-tags", "benchmark")))
 SIZES = (10, 100, 1000)
+CHANGED = (16, 64)
 INSTANCES = 8
 # Of the upgrade: instances per node, seconds of an engine's start, and under watch.
 UPGRADED, START, SOAK = 25, 10, 10
@@ -203,6 +208,25 @@ def plan_scale(judge: Judge) -> None:
     print(f" at most {judge.holds('planning-growth', growth):g}\n")
 
 
+def changing(judge: Judge) -> None:
+    """Print what it costs to plan an upgrade of all instances, and to simulate it."""
+    print("Planning an upgrade of all instances, and simulating it")
+    print("hosts  instances  planned  simulated  ratio  at most")
+    each = []
+    for hosts in CHANGED:
+        planned, simulated = planned_and_proved(hosts, INSTANCES)
+        each.append(planned / hosts)
+        ratio = simulated / planned
+        target = judge.holds("simulation", ratio, f" of {hosts} hosts")
+        print(
+            f"{hosts:5d}  {hosts * INSTANCES:9d}  {planned:7.3f}  {simulated:9.3f}  {ratio:5.2f}  {target:7.2f}",
+            flush=True,
+        )
+    growth = each[-1] / each[0]
+    target = judge.holds("change-growth", growth)
+    print(f"an instance costs {growth:.2f} of one of {CHANGED[0]} hosts, at most {target:g}\n")
+
+
 def transferring(hosts: int = SIZES[-1], files: int = 170) -> float:
     """CPU seconds of planning what so many hosts pass on of an image and a model, as JSON; the best of three."""
     known = plan_world.fleet(
@@ -275,6 +299,7 @@ def fitting(judge: Judge) -> None:
 
 def plans(judge: Judge) -> None:
     plan_scale(judge)
+    changing(judge)
     transfers(judge)
     fitting(judge)
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
-from ansible.plugins.loader import filter_loader, test_loader
+from ansible.plugins.loader import action_loader, filter_loader, test_loader
 from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 
 # isort: split
@@ -43,6 +43,8 @@ FINDING = "the finding of a playbook that only reads"
 BALANCERS = "load_balancer"
 LINES = 6
 WIDTH = 400
+NEW_OBJECTS = 50_000
+"""How many objects have to be made before Python looks for cycles among them; 700 by default."""
 
 
 class HostError(NamedTuple):
@@ -65,10 +67,17 @@ class CallbackModule(Default):
     CALLBACK_NAME = "fleet"
 
     def __init__(self) -> None:
+        """Collect garbage less often: what was imported stays, and parsed YAML is a hundred thousand objects.
+
+        The workers, of which one plans, inherit this.
+        """
         super().__init__()
+        gc.freeze()
+        gc.set_threshold(NEW_OBJECTS)
         self.errors: dict[str, HostError] = {}
         self.planning = False
         self.balancers: list[str] = []
+        self.ahead: list[str] = []
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Load the filters of templates, and exclude all from garbage collection, before the play's workers are forked.
@@ -80,6 +89,7 @@ class CallbackModule(Default):
         for loader, name in ((filter_loader, "bool"), (test_loader, "failed")):
             loader.get(f"ansible.builtin.{name}")
         gc.freeze()
+        self.ahead = _actions(play)
         groups = play.get_variable_manager()._inventory.get_groups_dict()
         self.balancers = sorted(map(str, groups.get(BALANCERS, ())), key=natural)
         super().v2_playbook_on_play_start(play)
@@ -89,6 +99,7 @@ class CallbackModule(Default):
 
         Ansible converts a result to native types to look into it; what a node answered is large, and nobody sees it.
         """
+        self._import_ahead()
         task = result.task
         seen = result.is_changed() or result.warnings or result.deprecations or result.exception or task.loop
         if seen or self._display.verbosity or not str(task.action).startswith(COLLECTION):
@@ -97,6 +108,15 @@ class CallbackModule(Default):
             if self._last_task_banner != task._uuid:
                 self._print_task_banner(task)
             self._display.display(f"ok: [{self.host_label(result)}]", color=C.COLOR_OK)
+
+    def _import_ahead(self) -> None:
+        """Import the actions of the play's tasks while other hosts are still at work.
+
+        Ansible imports an action when its task begins, and fleet_plan brings the whole planner.
+        """
+        for name in self.ahead:
+            action_loader.get(name, class_only=True)
+        self.ahead = []
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """Print why a task failed, and record the host's first error."""
@@ -169,6 +189,13 @@ class CallbackModule(Default):
             self._display.display(
                 "\n".join(summary(failed, dark, self.errors, self.planning, self.balancers))
             )
+
+
+def _actions(play: Any) -> list[str]:
+    """Return the actions of this collection that are named by a play's tasks."""
+    tasks = (task for block in play.get_tasks() for task in block)
+    names = (str(getattr(task, "action", "")) for task in tasks)
+    return [name for name in names if name.startswith(COLLECTION)]
 
 
 def summary(

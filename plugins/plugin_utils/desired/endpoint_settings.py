@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_interface
 from typing import Any
 
@@ -148,6 +149,16 @@ class ObservedBalancer:
             config=dict(found["config"] or {}),
             drained=dict(found["out"] or {}),
         )
+
+    @cached_property
+    def asked_at(self) -> Mapping[tuple[str, str], frozenset[str]]:
+        """Return the addresses at which it asks each instance, by the instance's host and name."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for backend in self.config.get("backends") or ():
+            for server in backend["servers"]:
+                instance = str(server["host"]), str(server["instance"])
+                found.setdefault(instance, set()).add(str(server["address"]))
+        return {instance: frozenset(addresses) for instance, addresses in found.items()}
 
 
 NOT_IN_RUN = "it is not part of this run (add it to --limit)"

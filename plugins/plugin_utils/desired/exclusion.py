@@ -64,8 +64,10 @@ def short_of_gpus(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
         named.update(hosts if hosts and named & set(hosts) else ())
     found = {}
     for host in fleet.hosts:
-        there, wanted = len(host.state.gpus) if host.state else 0, _wanted_gpus(host, fleet)
-        if host.state and host.name in named and there < wanted:
+        if not host.state or host.name not in named:
+            continue
+        there, wanted = len(host.state.gpus), _wanted_gpus(host, fleet)
+        if there < wanted:
             found[host.name] = (
                 f"the driver shows {there} of its {wanted} GPUs, too few for its deployments. Look for the others with "
                 "lspci -d 1002: and dmesg; reboot the host if they are gone."

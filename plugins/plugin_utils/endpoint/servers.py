@@ -228,8 +228,9 @@ def reached_at(
 
 def _asked_at(item: BackendInstance, gpu_host: HostBackends, host: BalancerHost) -> frozenset[str]:
     """Return the addresses at which the load balancer asks an instance at present."""
-    seen = seen_servers(host.observed.config if host.observed else {}).values()
-    return frozenset(server.address for server in seen if server.of == (gpu_host.host, item.name))
+    return (
+        host.observed.asked_at.get((gpu_host.host, item.name), frozenset()) if host.observed else frozenset()
+    )
 
 
 # ---- the change --------------------------------------------------------------------------------------

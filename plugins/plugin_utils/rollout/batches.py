@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...module_utils.common.errors import Problem
 from .capacity import Capacity, capacities, services_by_deployment, shifts
@@ -46,7 +47,21 @@ class Batch:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Return the hosts that take part."""
-        return tuple(dict.fromkeys(host for group in self.groups for host in group.hosts))
+        return tuple(self.members)
+
+    @cached_property
+    def members(self) -> Mapping[str, Sequence[RolloutInstance]]:
+        """Return the instances that change, by host."""
+        found: dict[str, list[RolloutInstance]] = {}
+        for group in self.groups:
+            for item in group.members:
+                found.setdefault(item.host, []).append(item)
+        return found
+
+    @cached_property
+    def spanning(self) -> frozenset[str]:
+        """Return the instances that change together with others on other hosts."""
+        return frozenset(item.id for group in self.groups if len(group.hosts) > 1 for item in group.members)
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,7 @@ def _ordered(
         serves = any(item.in_service and item.exists for item in group.members)
         return not group.after, mine, -group.rank, serves, _reference(group, members) is not None
 
-    canary = max(groups, key=lambda group: (*suits(group), -groups.index(group)))
+    canary = max(groups, key=suits)  # of equal ones, the first
     turns: dict[tuple[str, ...], int] = {}
     order: list[tuple[bool, int, int, int, ChangeGroup]] = []
     for group in groups:

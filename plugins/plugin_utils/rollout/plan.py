@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ...module_utils.common.endpoint import OPERATOR
@@ -107,16 +108,16 @@ class RolloutPlan:
             "returned": self.returned,
         }
 
-    @property
+    @cached_property
     def measured_hosts(self) -> list[str]:
         """Hosts with an instance that answers to the client of a measurement."""
         return [
             name
             for name, batches in self.steps.items()
-            if any("measure" in found for found in batches.values()) and self.operation in MEASUREMENTS
+            if self.operation in MEASUREMENTS and any("measure" in found for found in batches.values())
         ]
 
-    @property
+    @cached_property
     def returned(self) -> list[dict[str, Any]]:
         """The servers in each load balancer that a measurement takes out, and returns."""
         found: dict[str, dict[str, None]] = {}
@@ -128,8 +129,7 @@ class RolloutPlan:
 
     def batched(self, host: str) -> tuple[str, ...]:
         """Return a host's instances that change in batches."""
-        groups = (group for batch in self.rollout.batches for group in batch.groups)
-        return tuple(item.name for group in groups for item in group.members if item.host == host)
+        return tuple(item.name for batch in self.rollout.batches for item in batch.members.get(host, ()))
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -445,8 +445,7 @@ class _HostRollout:
 
     def work(self, batch: Batch, trial: CanaryProgress | None, changed: Collection[str]) -> Work:
         """This host's part of a batch. changed: what has changed in earlier batches."""
-        members = [item for group in batch.groups for item in group.members if item.host == self.name]
-        spans = {item.id for group in batch.groups if len(group.hosts) > 1 for item in group.members}
+        members = batch.members[self.name]
         names = [item.name for item in members]
         beside = batch.reference if batch.reference and batch.reference.host == self.name else None
         reference = [beside.name] if beside else []
@@ -464,7 +463,7 @@ class _HostRollout:
             old_remove=[name for name, known in back.items() if known is None and name not in self.running],
             enter_old=self._servers(entering=as_new, returning=[*back.values(), *map(self.known, as_old)]),
             lost=[name for name, known in back.items() if known is None and name in self.running],
-            spans=any(item.id in spans for item in members),
+            spans=any(item.id in batch.spanning for item in members),
             measured=[
                 {"host": self.name, **known.described}
                 for known in map(self.known, comes)

@@ -94,7 +94,8 @@ class Queue:
             groups = self._beside(first, able, size, room)
         turn = ScheduledGroups(self.deployment, tuple(groups), self.canary, room.spare(groups))
         self.canary = False
-        self.rest = [group for group in self.rest if group not in groups]
+        taken = {group.key for group in groups}
+        self.rest = [group for group in self.rest if group.key not in taken]
         return turn
 
     def _beside(

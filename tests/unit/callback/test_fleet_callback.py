@@ -278,6 +278,14 @@ def test_what_else_is_printed_is_ansibles(
     assert printed == [answer]
 
 
+def begin(fleet: Any, monkeypatch: pytest.MonkeyPatch, *blocks: list[Any]) -> None:
+    """Begin a play with these blocks of tasks."""
+    monkeypatch.setattr(type(fleet).__bases__[0], "v2_playbook_on_play_start", lambda self, play: None)
+    manager = SimpleNamespace(_inventory=SimpleNamespace(get_groups_dict=dict))
+    play = SimpleNamespace(get_variable_manager=lambda: manager, get_tasks=lambda: blocks)
+    fleet.v2_playbook_on_play_start(play)
+
+
 def test_filters_and_tests_are_loaded_before_workers_are_forked(
     fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,9 +293,24 @@ def test_filters_and_tests_are_loaded_before_workers_are_forked(
 
     for plugins in (loader.filter_loader, loader.test_loader):
         monkeypatch.setattr(plugins, "_cached_non_collection_wrappers", {})
-    inventory = SimpleNamespace(get_groups_dict=dict)
-    manager = SimpleNamespace(_inventory=inventory)
-    monkeypatch.setattr(type(fleet).__bases__[0], "v2_playbook_on_play_start", lambda self, play: None)
-    fleet.v2_playbook_on_play_start(SimpleNamespace(get_variable_manager=lambda: manager))
+    begin(fleet, monkeypatch)
     assert loader.filter_loader._cached_non_collection_wrappers
     assert loader.test_loader._cached_non_collection_wrappers
+
+
+def test_actions_are_imported_once_when_the_first_host_has_answered(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ansible.plugins import loader
+
+    imported: list[str] = []
+    monkeypatch.setattr(loader.action_loader, "get", lambda name, **_: imported.append(name))
+    fleet._plugin_options["display_ok_hosts"] = False
+    nested = SimpleNamespace(block=[])
+    others = SimpleNamespace(action="ansible.builtin.add_host")
+    ours = [SimpleNamespace(action=f"instinct.fleet.{name}") for name in ("node_state", "fleet_plan")]
+    begin(fleet, monkeypatch, [nested, others], ours)
+    assert imported == []
+    for _ in range(2):
+        fleet.v2_runner_on_ok(Answer())
+    assert imported == ["instinct.fleet.node_state", "instinct.fleet.fleet_plan"]

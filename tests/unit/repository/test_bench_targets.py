@@ -21,9 +21,10 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, **parts: Callable[[ben
 
         return measure
 
-    monkeypatch.setitem(
-        bench.PARTS, "planning", part(planning=1.0, planning_growth=1.0, transfers=0.5, fit=2.0)
+    planning = part(
+        planning=1.0, planning_growth=1.0, simulation=0.2, change_growth=1.0, transfers=0.5, fit=2.0
     )
+    monkeypatch.setitem(bench.PARTS, "planning", planning)
     monkeypatch.setitem(bench.PARTS, "noop", part(audit=1.9, status=2.9, site=1.2, site_10=0.75))
     monkeypatch.setitem(bench.PARTS, "upgrade", part(upgrade=1.5))
     for name, measure in parts.items():
