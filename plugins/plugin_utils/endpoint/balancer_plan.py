@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...module_utils.common.generations import BackendInstance
@@ -132,7 +132,14 @@ class BalancerPlan:
         changing: as for returned_first; these are drained in every load balancer, also in one that this run installs.
         """
         behind = bool(changing) and any(action.kind == BALANCER for action in self.actions)
-        return bool(self.drain or self.returned_first(changing) or self.files_before != self.files or behind)
+        return bool(self.drain or self.returned_first(changing) or self._written_twice() or behind)
+
+    def _written_twice(self) -> bool:
+        """Return whether it needs another configuration meanwhile: not where servers are only added."""
+        if self.files_before == self.files:
+            return False
+        during = {name: replace(one, coming=False) for name, one in names_of(self.during).items()}
+        return during != names_of(self.backends)
 
     @property
     def url(self) -> str:

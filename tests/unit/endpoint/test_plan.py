@@ -35,7 +35,7 @@ URL = "https://192.0.2.1:8443"
 
 def instance(name: str, port: int, **keys: Any) -> BackendInstance:
     deployment = name.rpartition("-")[0]
-    base = {"listen": "192.0.2.11", "ports": (port,), "limit": 10, "models": (f"lab/{deployment}",)}
+    base = {"listen": "0.0.0.0", "ports": (port,), "limit": 10, "models": (f"lab/{deployment}",)}
     return BackendInstance(name=name, deployment=deployment, port=port, **{**base, **keys})
 
 

@@ -347,7 +347,7 @@ def test_a_new_one_is_not_measured_where_a_load_balancer_is_written_first() -> N
 
     (item,) = plan.balancers
     assert new_instances(early(item, left=(server("n1", 0),))).measured == {}
-    assert new_instances(early(item, files_before={})).measured == {}
+    assert new_instances(early(item, files_before={}, during=())).measured == {}
     # One that this run installs, or brings up to date, is written first where others change in batches.
     assert new_instances(plan).measured == {"n2": N2}
     assert new_instances(plan, batched=frozenset({"n1.llama-0"})).measured == {}
