@@ -57,6 +57,7 @@ class BalancerPlan:
         servers: the servers of each instance in that time.
         drain: servers to drain before they stop, and their hosts.
         left: servers that an earlier run left drained, and that stay.
+        gone: servers of hosts that left the inventory, to drain after instances have changed.
         undrain: servers to return to service afterwards, as they are called then; those of `left` are among them.
     """
 
@@ -74,6 +75,7 @@ class BalancerPlan:
     undrain: tuple[str, ...]
     warnings: tuple[str, ...]
     left: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
 
     def leaving(self, host: str, instances: Collection[str]) -> list[str]:
         """Return all servers of these instances of a host, as they are called during the change."""
@@ -148,6 +150,7 @@ class BalancerPlan:
             "instance_key_file": self.instance_key.file if self.instance_key.sent else None,
             "drain": list(self.drain),
             "undrain": list(self.undrain),
+            "gone": list(self.gone),
             "warnings": list(self.warnings),
         }
 

@@ -206,6 +206,19 @@ class FleetModel:
             and set(server.models) & set(item.models)
         )
 
+    def forgotten(self, name: str, servers: Mapping[str, BackendServer]) -> list[str]:
+        """Return the servers of a load balancer that get requests and have no place in another configuration.
+
+        What another server there has the address of goes on under that one's name.
+        """
+        there = self.balancers.get(name)
+        targets = {server.target for server in servers.values()}
+        return [
+            one
+            for one, server in (there.servers.items() if there else ())
+            if server.target not in targets and self.serves(name, one)
+        ]
+
     def asked(self, instance: Instance) -> list[tuple[str, str]]:
         """Return the load balancers that send an instance requests, and as which server."""
         return [

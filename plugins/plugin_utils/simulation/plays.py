@@ -23,6 +23,7 @@ from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.servers import Instance
 from .calls import Args, SimulatedRun, perform, stop_instance
 from .model import FORMER, PRESENT
+from .rules import IN_USE
 
 PARTITION = "partition"
 """The operation of partition.yml, which plans without one."""
@@ -108,7 +109,15 @@ class Playbook:
                 self._return(name, part["undrain_first"])
 
     def _balancers_after(self) -> None:
-        for name in self._in("todo_load_balancer"):
+        names = self._in("todo_load_balancer")
+        calls = [
+            (name, "balancer_server", {"servers": [{"balancer": name, "servers": gone}], "state": "drain"})
+            for name in names
+            if (gone := self._plan(name)["balancer"]["gone"])
+        ]
+        if calls:
+            self._step("draining servers of hosts that left the inventory", calls)
+        for name in names:
             self._configure(name, "backends")
             self._return(name, self._plan(name)["balancer"]["undrain"])
 
@@ -116,7 +125,12 @@ class Playbook:
         self.context.step = f"configuring load balancer {name}"
         plan = self.balancers[name]
         key = (PRESENT if plan.instance_key.map is not None else FORMER) if plan.instance_key.sent else ""
-        self.context.model.configure(name, names_of(getattr(plan, which)), key)
+        servers = names_of(getattr(plan, which))
+        for server in self.context.model.forgotten(name, servers):
+            self.context.violate(
+                IN_USE, f"load balancer {name} forgets {server} while it sends requests to it"
+            )
+        self.context.model.configure(name, servers, key)
         self.checked()
 
     def _return(self, balancer: str, servers: Sequence[str]) -> None:
