@@ -92,6 +92,12 @@ options:
         changes hosts (O(apply), O(operation)) fails where another run does.
     type: bool
     default: false
+  remove_load_balancer:
+    description:
+      - Take down the load balancers that run on hosts outside the group C(load_balancer). Without it, the plan only
+        lists them.
+    type: bool
+    default: false
   at_once:
     description:
       - Let V(deploy) replace all instances that serve at the same time, and lose what they work on.

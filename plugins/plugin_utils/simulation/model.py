@@ -57,7 +57,7 @@ class Running:
 class SimulatedBalancer:
     """A load balancer: its servers by "backend/server", those that are drained, and the key that it sends.
 
-    exists: it has a configuration. absent: this run neither asks nor changes it.
+    exists: it has a configuration. absent: this run neither asks nor configures it, as it is not in its group.
     """
 
     name: str
@@ -146,6 +146,13 @@ class FleetModel:
         balancer.configure(servers)
         balancer.key = key
         for instance in before | set(balancer.of):
+            self._count(balancer, instance)
+
+    def remove_balancer(self, name: str) -> None:
+        """Have a load balancer exist no more."""
+        balancer = self.balancers[name]
+        balancer.exists = False
+        for instance in balancer.of:
             self._count(balancer, instance)
 
     def set_drained(self, name: str, server: str, drained: bool) -> None:

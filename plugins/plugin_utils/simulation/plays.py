@@ -20,6 +20,7 @@ from ...module_utils.common.generations import (
 from ...module_utils.common.minimum import Count, resolve_count
 from ..endpoint.backends import names_of
 from ..endpoint.balancer_plan import BalancerPlan
+from ..endpoint.former import AFTER, BEFORE
 from ..endpoint.servers import Instance
 from .calls import Args, SimulatedRun, perform, stop_instance
 from .model import FORMER, PRESENT
@@ -28,23 +29,24 @@ from .rules import IN_USE
 PARTITION = "partition"
 """The operation of partition.yml, which plans without one."""
 DEFAULT_PARTITION_SERIAL: tuple[Count, ...] = (1, "20%")
+_BEFORE, _AFTER = ("balancers_before", "former_before"), ("balancers_after", "former_after")
 PLAYS: dict[str, tuple[str, ...]] = {
     DEPLOY: (
         "fetch",
         "key",
-        "balancers_before",
+        *_BEFORE,
         "partition",
         "serve",
         "rollout",
         "measure_new",
-        "balancers_after",
+        *_AFTER,
     ),
-    UPGRADE: ("fetch", "key", "balancers_before", "rollout", "balancers_after"),
-    ROLLBACK: ("key", "balancers_before", "rollout", "balancers_after"),
-    RESTART: ("key", "balancers_before", "rollout", "balancers_after"),
+    UPGRADE: ("fetch", "key", *_BEFORE, "rollout", *_AFTER),
+    ROLLBACK: ("key", *_BEFORE, "rollout", *_AFTER),
+    RESTART: ("key", *_BEFORE, "rollout", *_AFTER),
     STOP: ("stop",),
     BENCHMARK: ("return_left", "measure"),
-    PARTITION: ("key", "balancers_before", "partition", "resume", "balancers_after"),
+    PARTITION: ("key", *_BEFORE, "partition", "resume", *_AFTER),
 }
 Todo = Sequence[Mapping[str, Any]]
 """What fleet_plan returns for add_host: name, groups and plan of each host."""
@@ -120,6 +122,19 @@ class Playbook:
         for name in names:
             self._configure(name, "backends")
             self._return(name, self._plan(name)["balancer"]["undrain"])
+
+    def _former_before(self) -> None:
+        self._take_down(BEFORE)
+
+    def _former_after(self) -> None:
+        self._take_down(AFTER)
+
+    def _take_down(self, phase: str) -> None:
+        for name in self._in("todo_former_balancer"):
+            if self._plan(name)["former_balancer"] == phase:
+                self.context.step = f"taking down the load balancer of {name}"
+                self.context.model.remove_balancer(name)
+                self.checked()
 
     def _configure(self, name: str, which: str) -> None:
         self.context.step = f"configuring load balancer {name}"

@@ -179,7 +179,8 @@ def test_hosts_that_are_not_planned_keep_what_the_balancer_has_of_them() -> None
     assert dead.changes == 0
     removed = planned(limited, [deployment()], host(there))
     assert actions(removed) == [
-        "drain 1 instance of n2: the host left the inventory; running requests finish before the load balancer forgets it",
+        "drain 1 instance of n2: the host left the inventory; running requests finish before the load balancer "
+        "forgets it",
         "balancer https://192.0.2.1:8443: gone: llama/n2.llama-0:8000",
     ]
 

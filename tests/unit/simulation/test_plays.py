@@ -70,6 +70,8 @@ def simulated(path: str) -> list[str]:
             kind = ""  # nothing that serves changes by it
         elif group in GROUPS and not (group == "todo_gpu_partition" and "assert" in str(play.get("tasks"))):
             kind = GROUPS[group]
+        elif group == "todo_former_balancer":
+            kind = f"former_{phase}"
         elif group == "todo_load_balancer":
             kind = f"balancers_{phase}" if phase else "return_left"
         elif group == "todo_vllm_serve":
