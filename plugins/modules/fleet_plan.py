@@ -111,6 +111,11 @@ options:
   instance:
     description: For V(restart), V(stop) and V(benchmark), only the instance of this name, on all hosts of the run.
     type: str
+  only:
+    description:
+      - For V(restart), V(stop) and V(benchmark), only the instances of these hosts. Default is all hosts of the run.
+    type: list
+    elements: str
   generation:
     description:
       - For V(rollback), the target generation. Default is the newest one before the running generation.

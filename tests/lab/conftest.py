@@ -78,6 +78,7 @@ ORDER = (
     "burnin",
     "storage",
     "prune",
+    "forget",
     "distribution",
     "air_gap",
     "real_accuracy",

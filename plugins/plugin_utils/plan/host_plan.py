@@ -191,8 +191,8 @@ class FleetPlan:
     @property
     def changes(self) -> int:
         """The number of actions on all hosts."""
-        actions = [item.actions for item in (*self.hosts, *self.balancers, *self.former)]
-        return sum(map(len, actions))
+        actions = [*(host.actions for host in self.hosts), *(item.actions for item in self.balancers)]
+        return sum(map(len, (*actions, *(item.actions for item in self.former))))
 
     def to_json(self) -> dict[str, Any]:
         """plan.json; its schema is catalog/schemas/plan.schema.json."""

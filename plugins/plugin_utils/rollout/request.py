@@ -69,6 +69,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{option: public_variables()[name].option for option, name in VARIABLES.items()},
     "new_secrets": {"type": "list", "elements": "str", "choices": list(KINDS), "default": []},
     "partition_serial": public_variables()["gpu_partition_serial"].option,
+    "only": {"type": "list", "elements": "str"},
     "reboots": {"type": "list", "elements": "str", "default": []},
     "stops": {"type": "list", "elements": "str", "default": []},
     "reboot_serial": public_variables()["host_prep_serial"].option,
@@ -279,6 +280,7 @@ def _rollout(
         at_once=options["at_once"],
         blind=blind,
         offline=bool(offline_kinds(options)),
+        hosts=options["only"],
     )
     return plan_rollout_steps(plan, wanted)
 

@@ -65,7 +65,7 @@ def test_a_drop_in_says_by_which_signal_a_service_stops(call: Call, tmp_path: Pa
         "[Service]\nKillSignal=SIGUSR1\nTimeoutStopSec=60\n"
     )
     assert call("start", "soft")[0] == 0
-    eventually("the trap", lambda: (tmp_path / "up").exists())
+    eventually("the trap", (tmp_path / "up").exists)
     assert call("stop", "soft")[0] == 0
     assert (tmp_path / "soft").exists()
 
