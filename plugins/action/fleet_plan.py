@@ -22,6 +22,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge, load_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.release import toolkit_release
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     GROUP as BALANCERS,
 )
@@ -116,7 +117,7 @@ class ActionModule(ControllerAction):
         )
         endpoint = load_endpoint(balancers, groups.get(GROUP, ()), base, policy, files)
         key = endpoint.assets.instance_key if endpoint else NO_KEY
-        factory = InstanceFactory(knowledge, lock, load_renderer(), models, key)
+        factory = InstanceFactory(knowledge, lock, load_renderer(), models, key, toolkit_release())
         former = former_balancers(
             {name: given.state for name, given in inputs.items()}, groups.get(BALANCERS, ())
         )

@@ -12,7 +12,7 @@ from ..endpoint.balancer_plan import BalancerPlan
 from ..text import listed, plural, wrap
 from .explain_deployments import group_deployments, shared_warnings
 from .explain_downloads import download_lines
-from .explain_generations import kept_lines, stored_lines
+from .explain_generations import kept_lines, stored_lines, updated_lines
 from .host_plan import FleetPlan, HostPlan
 from .text import WIDTH, gpus_text, numbered, wrapped
 from .transfers import transfer_lines
@@ -56,6 +56,7 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
     for balancer in plan.balancers:
         lines += _balancer(balancer, full)
     lines += _not_managed(plan)
+    lines += updated_lines(plan)
     groups = group_deployments(plan.hosts, full)
     once = shared_warnings(groups)
     lines += transfer_lines(plan.transfers)

@@ -109,9 +109,7 @@ def test_a_plan_that_names_servers_takes_whole_hosts(
         balancer_server.work({**options, **chosen, "servers": None}, False)
 
 
-def test_a_refusal_says_what_its_caller_advises(
-    node: BalancerNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_says_what_its_caller_advises(node: BalancerNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hosts of these servers left the inventory: no --limit can name them."""
     monkeypatch.setattr(balancer_server, "Balancer", lambda: node.balancer)
     options = {"state": "drain", "by": "run", "at_once": False, "min_in": 1, "wait": 0}
