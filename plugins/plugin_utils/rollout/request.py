@@ -280,7 +280,7 @@ def _rollout(
         at_once=options["at_once"],
         blind=blind,
         offline=bool(offline_kinds(options)),
-        hosts=options["only"],
+        hosts=options.get("only"),
     )
     return plan_rollout_steps(plan, wanted)
 
