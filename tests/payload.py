@@ -19,7 +19,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.assemble import PLU
 from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import GIVEN
 
 LIMIT = 155_000
-LIMITS = {"partition_boot": 60_000}
+LIMITS = {"partition_boot": 60_000, "host_forget": 185_000}  # the latter comes to a host once
 """Bytes of sources, of modules that have another limit than all."""
 
 

@@ -47,7 +47,9 @@ class Unit:
         self.name = full(name)
         self.path = next((d / self.name for d in DIRECTORIES if (d / self.name).exists()), None)
         self.values: dict[str, str] = {}
-        for line in self.path.read_text().splitlines() if self.path else []:
+        own = [self.path] if self.path else []
+        drop_ins = [path for d in DIRECTORIES for path in sorted((d / f"{self.name}.d").glob("*.conf"))]
+        for line in (line for path in (*drop_ins, *own) for line in path.read_text().splitlines()):
             key, sign, value = line.partition("=")
             if sign and not line.startswith(("#", ";")):
                 self.values.setdefault(key.strip(), value.strip())
@@ -136,8 +138,9 @@ class Unit:
             return 5
         pid = self.pid()
         if pid:
-            end = time.monotonic() + STOP_SECONDS
-            os.kill(pid, signal.SIGTERM)
+            limit = self.values.get("TimeoutStopSec", "")
+            end = time.monotonic() + (int(limit) if limit.isdecimal() else STOP_SECONDS)
+            os.kill(pid, signal.Signals[self.values.get("KillSignal", "SIGTERM")])
             while self.pid() == pid:
                 if time.monotonic() > end:
                     os.kill(pid, signal.SIGKILL)

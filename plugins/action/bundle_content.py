@@ -16,8 +16,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import (
     CATALOG,
     load_gpus,
-    read_yaml,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.release import toolkit_release
 from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.found_files import find_files
 from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_files import (
     FILES,
@@ -63,7 +63,7 @@ class ActionModule(ControllerAction):
         for text in found.warnings:
             self._display.warning(text)
         data = {**found.to_json(), "files": _files(reader, names)}
-        data["about"]["release"] = _release(CATALOG.parent)
+        data["about"]["release"] = toolkit_release()
         return {"changed": False, "lock": path.read_text(encoding="utf-8"), **data}
 
     def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
@@ -81,10 +81,3 @@ def _files(reader: InventoryReader, names: list[str]) -> list[dict[str, Any]]:
     found = find_files(variables, Places(Path.cwd(), reader.beside_inventory(names), CATALOG.parent))
     files = [{"path": item.path, "source": item.source} for item in found]
     return [{"what": f"{len(files)} files", "files": files}] if files else []
-
-
-def _release(root: Path) -> str:
-    """Return the release of the toolkit; a clone has galaxy.yml, an installed collection MANIFEST.json."""
-    if (root / "galaxy.yml").exists():
-        return str(read_yaml(root / "galaxy.yml")["version"])
-    return str(read_yaml(root / "MANIFEST.json")["collection_info"]["version"])

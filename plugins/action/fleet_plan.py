@@ -22,6 +22,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge, load_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.release import toolkit_release
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     GROUP as BALANCERS,
 )
@@ -34,6 +35,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets imp
     SecretsPolicy,
     VaultReader,
     load_endpoint,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.former import (
+    former_balancers,
+    with_removal,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import (
     unknown_benchmark_arguments,
@@ -112,8 +117,12 @@ class ActionModule(ControllerAction):
         )
         endpoint = load_endpoint(balancers, groups.get(GROUP, ()), base, policy, files)
         key = endpoint.assets.instance_key if endpoint else NO_KEY
-        factory = InstanceFactory(knowledge, lock, load_renderer(), models, key)
-        plan = news = plan_fleet(checked, factory, endpoint, again)
+        factory = InstanceFactory(knowledge, lock, load_renderer(), models, key, toolkit_release())
+        former = former_balancers(
+            {name: given.state for name, given in inputs.items()}, groups.get(BALANCERS, ())
+        )
+        former = with_removal(former, balancers, options["remove_load_balancer"])
+        plan = news = replace(plan_fleet(checked, factory, endpoint, again), former=former)
         if again is not None:
             news = restrict_to(plan, again)
         else:

@@ -13,22 +13,14 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.checker import Checker
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import size
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import LOCK
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.prune_roots import (
     kept_images,
     kept_weights,
-    pushed_repositories,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.registry_override import (
-    VARIABLE,
-    parse_overrides,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.leased_action import LeasedAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_references import host_references
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 
@@ -48,32 +40,17 @@ class ActionModule(LeasedAction):
 
     def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the module's parameters, with what stays."""
-        host, given, reader = str(facts["inventory_hostname"]), dict(self._task.args), InventoryReader(facts)
-        path, check = reader.beside_inventory([host]) / LOCK, Checker()
+        host, given = str(facts["inventory_hostname"]), dict(self._task.args)
         try:
-            if wrong := [*conflict_problems(reader, [host], self._loader)]:
-                raise FleetError(wrong)
-            self._look_for(path, facts)
-            lock = read_lock(path)
-            own = reader.values(host, ("vllm_deployments", VARIABLE))
-            overrides = parse_overrides(check, own.get(VARIABLE) or {})
-            if check.problems:
-                raise FleetError(check.problems)
+            there = host_references(InventoryReader(facts), host, self._loader)
+            self._look_for(there.path, facts)
         except FleetError as error:
             raise AnsibleActionFail("\n".join(item.text() for item in error.problems)) from None
-        deployments = own.get("vllm_deployments") or ()
         return {
             **given,
-            "images": [*(given.get("images") or ()), *kept_images(lock, deployments)],
-            "registry_override": {
-                **(given.get("registry_override") or {}),
-                **{rule.origin: rule.mirror for rule in overrides},
-            },
-            "push_repositories": [
-                *(given.get("push_repositories") or ()),
-                *pushed_repositories(lock, deployments),
-            ],
-            "weights": [*(given.get("weights") or ()), *kept_weights(lock, deployments)],
+            **there.image_names(given),
+            "images": [*(given.get("images") or ()), *kept_images(there.lock, there.deployments)],
+            "weights": [*(given.get("weights") or ()), *kept_weights(there.lock, there.deployments)],
         }
 
     def _look_for(self, path: Path, facts: Mapping[str, Any]) -> None:

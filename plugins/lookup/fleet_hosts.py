@@ -24,6 +24,12 @@ options:
     description: A group that needs a host, too, though the play does not run on it.
     type: str
     default: ""
+  leaving:
+    description:
+      - Whether the run takes hosts apart. It needs a C(--limit), and in it a host that is no load balancer; returns
+        C(all), as such a host may have left the groups.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -87,7 +93,7 @@ class LookupModule(LookupBase):
             if problems:
                 text = "\n".join(f"* {problem.text()}" for problem in problems)
                 raise AnsibleError(f"Nothing was done, and no host was contacted.\n{text}")
-        return [name for name in names if name in groups]
+        return ["all"] if self.get_option("leaving") else [name for name in names if name in groups]
 
     def _problems(
         self, names: Sequence[str], groups: Mapping[str, list[str]], facts: Mapping[str, Any]
@@ -114,13 +120,16 @@ class LookupModule(LookupBase):
             problems += run_input.file_problems(kind, files, valid)
         here = [str(name) for name in facts.get("ansible_play_hosts_all", hosts)]
         problems += inventory_check.file_problems(self._loader, sources, groups, here)
-        return [*problems, *self._limit_problems(names, groups, facts.get("ansible_limit"))]
+        limit = facts.get("ansible_limit")
+        leaving = bool(self.get_option("leaving"))
+        return [*problems, *self._limit_problems(names, groups, limit, leaving)]
 
     def _limit_problems(
-        self, names: Sequence[str], groups: Mapping[str, list[str]], limit: str | None
+        self, names: Sequence[str], groups: Mapping[str, list[str]], limit: str | None, leaving: bool = False
     ) -> Iterator[Problem]:
-        """Yield what --limit names in vain, and that it leaves no host of the groups."""
+        """Yield what --limit names in vain, and that it leaves no host of the groups, or none that can leave."""
         if not limit:
+            yield from [run_input.unlimited_problem()] if leaving else ()
             return
         inventory = InventoryManager(self._loader, parse=False)
         for group, hosts in groups.items():
@@ -133,6 +142,10 @@ class LookupModule(LookupBase):
         unmatched = [text for text in named if not inventory.get_hosts(text.lstrip("!&"))]
         yield from run_input.limit_problems(unmatched, [*groups, *groups.get("all", ())])
         inventory.subset(limit)
+        if leaving and not unmatched:
+            here = [host.name for host in inventory.get_hosts("all")]
+            yield from run_input.leaving_problems(here, groups.get(BALANCERS, ()))
+            return
         there = [name for name in names if name in groups]
         if there and not unmatched and not inventory.get_hosts(there):
             what = f"--limit {limit}: leaves no host of the group {' or '.join(there)}."

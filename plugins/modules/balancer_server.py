@@ -62,6 +62,11 @@ options:
       - Servers of a deployment that stay in service, as a number or a percentage of all. Default is C(50%). The last
         one that serves stays in any case.
     type: raw
+  advice:
+    description:
+      - What the message of a call that fails for O(min_in) tells the operator to do, instead of naming the part that
+        may be drained.
+    type: str
   wait:
     description:
       - Seconds to wait at most; 0 does not wait. After that time, remaining requests are a warning, and an instance
@@ -141,6 +146,7 @@ def argument_spec():
         "by": {"type": "str", "choices": ["operator", "run"], "default": "operator"},
         "at_once": {"type": "bool", "default": False},
         "min_in": {"type": "raw"},
+        "advice": {"type": "str"},
         "wait": {"type": "int", "default": 300},
         **LEASE_OPTION,
     }
@@ -160,6 +166,7 @@ def work(params, check):
     run, command = (str(lease.get(key) or "") for key in ("run", "command"))
     # A plan names servers by whole hosts; an operator's selection can be as small as one instance.
     given = {key: params[key] for key in keys}
+    given["advice"] = params.get("advice") or ""
     request = ServerStateRequest(tuple(names), **given, run=run, command=command, whole_hosts=planned)
     return set_state(balancer, request, check)
 

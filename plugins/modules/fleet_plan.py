@@ -92,6 +92,12 @@ options:
         changes hosts (O(apply), O(operation)) fails where another run does.
     type: bool
     default: false
+  remove_load_balancer:
+    description:
+      - Take down the load balancers that run on hosts outside the group C(load_balancer). Without it, the plan only
+        lists them.
+    type: bool
+    default: false
   at_once:
     description:
       - Let V(deploy) replace all instances that serve at the same time, and lose what they work on.
@@ -105,6 +111,11 @@ options:
   instance:
     description: For V(restart), V(stop) and V(benchmark), only the instance of this name, on all hosts of the run.
     type: str
+  only:
+    description:
+      - For V(restart), V(stop) and V(benchmark), only the instances of these hosts. Default is all hosts of the run.
+    type: list
+    elements: str
   generation:
     description:
       - For V(rollback), the target generation. Default is the newest one before the running generation.

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: apply a configuration of HAProxy."""
+"""Ansible module: apply a configuration of HAProxy, or take the load balancer down."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ description:
   - HAProxy runs as a separate service, C(instinct-balancer), with a small agent that reports which instances have
     generated tokens. The distribution's own HAProxy service is not touched.
   - Drained servers stay drained.
+  - With O(state=absent), HAProxy stops listening, running requests finish, and services, configuration and secrets are
+    removed. Packages stay.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - HAProxy 2.4 or newer and systemd on the host
@@ -22,9 +24,8 @@ options:
   files:
     description:
       - The files by name, as rendered by the plan. C(balancer.json) has the version that identifies the running
-        configuration.
+        configuration. Required with O(state=present).
     type: dict
-    required: true
   api_keys:
     description: API keys by name. The host stores only their SHA-256. Without it, clients need no key.
     type: dict
@@ -34,6 +35,18 @@ options:
   instance_key:
     description: The key that is sent to the instances. Needed if the configuration sends one.
     type: str
+  state:
+    description:
+      - V(present) runs the load balancer with O(files). V(absent) takes it down; a virtual address goes to another load
+        balancer first.
+    type: str
+    choices: [present, absent]
+    default: present
+  wait:
+    description:
+      - Seconds that running requests have to finish with O(state=absent). Those that remain are ended, with a warning.
+    type: int
+    default: 300
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.lease
@@ -46,7 +59,8 @@ attributes:
     details: The files before and after, except those with secrets.
   idempotent:
     support: full
-    details: If the files are equal and the running process has that version, nothing is done.
+    details: If the files are equal and the running process has that version, or nothing is there to take down, nothing
+      is done.
 """
 
 EXAMPLES = r"""
@@ -55,6 +69,10 @@ EXAMPLES = r"""
     files: "{{ fleet_host_plan.balancer.files }}"
     api_keys: "{{ load_balancer_api_keys }}"
     certificate: "{{ lookup('ansible.builtin.file', fleet_host_plan.balancer.certificate_file) }}"
+
+- name: Take the load balancer of this host down
+  instinct.fleet.haproxy_config:
+    state: absent
 """
 
 RETURN = r"""
@@ -72,21 +90,26 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import converge
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.take_down import take_down
 
 
 def argument_spec():
     """Return the module's options."""
     return {
-        "files": {"type": "dict", "required": True},
+        "files": {"type": "dict"},
         "api_keys": {"type": "dict", "no_log": True},
         "certificate": {"type": "str", "no_log": True},
         "instance_key": {"type": "str", "no_log": True},
+        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        "wait": {"type": "int", "default": 300},
         **LEASE_OPTION,
     }
 
 
 def work(params, check):
-    """Apply the configuration. Return the module's result."""
+    """Apply the configuration, or take the load balancer down. Return the module's result."""
+    if params["state"] == "absent":
+        return take_down(params["wait"], check)
     texts = {name: str(text) for name, text in params["files"].items()}
     if params["api_keys"]:
         texts["keys.map"] = keys_map(params["api_keys"])
@@ -100,7 +123,12 @@ def work(params, check):
 def main():
     """Run the module."""
     # no_log: the parameters contain the private key, and would go to syslog.
-    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
+    module = AnsibleModule(
+        argument_spec=argument_spec(),
+        supports_check_mode=True,
+        no_log=True,
+        required_if=[("state", "present", ["files"])],
+    )
     keys = (module.params[name] for name in ("certificate", "instance_key"))
     secrets = [*(key for key in keys if key), *(module.params["api_keys"] or {}).values()]
     finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))

@@ -81,6 +81,7 @@ ORDER = (
     "burnin",
     "storage",
     "prune",
+    "forget",
     "distribution",
     "air_gap",
     "real_accuracy",

@@ -23,6 +23,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_se
     balancer_host,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.former import (
+    former_balancers,
+    with_removal,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
     EndpointAssets,
     EndpointInputs,
@@ -147,7 +151,11 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
     whole = fleet(
         states, list(inventory.deployments), groups={"load_balancer": list(inventory.balancers)}, own=own
     )
-    plan = plan_fleet(check_fleet(whole, request), shop, endpoint)
+    former = former_balancers({name: found(site.seen.get(name)) for name in names}, inventory.balancers)
+    plan = replace(
+        plan_fleet(check_fleet(whole, request), shop, endpoint),
+        former=with_removal(former, balancers, given["remove_load_balancer"]),
+    )
     rollout = requested_rollout(given, plan, endpoint)
     todo = todo_hosts(plan, plan.balancers, plan.to_json(), rollout)
     return Planned(plan, rollout, todo, operation)
@@ -177,6 +185,9 @@ def carried_out(done: Planned, inventory: Inventory, site: Site) -> Site:
     seen = dict(site.seen)
     for balancer in done.plan.balancers:
         seen[balancer.host.name] = configured(balancer)
+    for former in done.plan.former:
+        if former.phase:
+            del seen[former.host]
     return Site(states, seen)
 
 

@@ -107,6 +107,8 @@ class Generation:
         modes: of their GPUs, "SPX NPS1"
         command, env: of its first instance, in shell syntax, secrets masked
         stop_timeout: seconds
+        toolkit: the release that composed it; "" if unknown
+        definition: a hash of what the inventory and the host gave it
     """
 
     deployment: str
@@ -127,6 +129,8 @@ class Generation:
     endpoint: bool = True
     stop_timeout: int = 120
     members: tuple[GenerationMember, ...] = ()
+    toolkit: str = ""
+    definition: str = ""
 
     @cached_property
     def specs(self) -> dict[str, str]:
@@ -191,6 +195,7 @@ class Generation:
             "endpoint": self.endpoint,
             "stop_timeout": self.stop_timeout,
             "members": [member.to_json() for member in self.members],
+            **({"toolkit": self.toolkit, "definition": self.definition} if self.toolkit else {}),
         }
 
     @classmethod
@@ -217,6 +222,8 @@ class Generation:
             endpoint=bool(item["endpoint"]),
             stop_timeout=int(item["stop_timeout"]),
             members=tuple(map(GenerationMember.from_json, item["members"])),
+            toolkit=str(item.get("toolkit") or ""),
+            definition=str(item.get("definition") or ""),
         )
 
 

@@ -13,6 +13,8 @@ KEYS_DIR = STATE_DIR + "/keys"
 # The boot unit's record and program, in root's directory.
 PARTITION_RECORD = DATA_DIR + "/partition/modes.json"
 PARTITION_PROGRAM = DATA_DIR + "/partition/restore.pyz"
+PARTITION_UNIT = "/etc/systemd/system/instinct-partition.service"
+PARTITION_LINK = "/etc/systemd/system/multi-user.target.wants/instinct-partition.service"
 BALANCER_DIR = STATE_DIR + "/balancer"
 BALANCER_STATE = DATA_DIR + "/balancer"
 ROUTER_DIR = DATA_DIR + "/router"

@@ -63,6 +63,7 @@ class ServerStateRequest:
 
     at_once: servers may be drained of which too few would stay in service. min_in: how many have to; None: the default.
     whole_hosts: whoever requests it cannot choose single instances.
+    advice: what a refusal says instead of which part may be drained.
     command: the run's playbooks, which say what it was about if it is cut off.
     """
 
@@ -75,6 +76,7 @@ class ServerStateRequest:
     run: str = ""
     whole_hosts: bool = False
     command: str = ""
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,8 @@ def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
             )
     problems = refusals(engines, min_in, whole_hosts=request.whole_hosts)
     if problems:
-        raise NodeError(f"Nothing was drained. {' '.join(item.what for item in problems)} {problems[0].fix}")
+        what, fix = " ".join(item.what for item in problems), request.advice or problems[0].fix
+        raise NodeError(f"Nothing was drained. {what} {fix}")
 
 
 def _set(

@@ -86,8 +86,8 @@ def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -
             held.enter_context(contextlib.nullcontext() if check else run_lock("model_quantize", 0))
         except Busy:  # for hours: the rest is removed all the same
             quantizing = True
-        containers = _containers(client)
-        found = _found(client, node, containers)
+        containers = node_containers(client)
+        found = found_things(client, node, containers)
         roots = _roots(client, node, containers, kept, quantizing)
         todo = removals(found, roots)
         result = {
@@ -102,8 +102,8 @@ def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -
         if check:
             return result
         for item in todo:
-            _remove(client, node, item)
-        left = _found(client, node, containers).names
+            remove_leftover(client, node, item)
+        left = found_things(client, node, containers).names
         still = [f"{item.kind} {item.target}" for item in todo if (item.kind, item.name) in left]
         if still:
             raise NodeError(f"Still there after its removal: {', '.join(still)}. Run again.", **result)
@@ -113,12 +113,12 @@ def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -
 # ---- reading -----------------------------------------------------------------------------------------
 
 
-def _containers(client: DockerClient) -> list[Json]:
+def node_containers(client: DockerClient) -> list[Json]:
     query: Query = {"all": True}
     return list(client.json("GET", "/containers/json", query))
 
 
-def _found(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -> FoundThings:
+def found_things(client: DockerClient, node: PrunePaths, containers: Sequence[Json]) -> FoundThings:
     used = {str(item.get("ImageID")) for item in containers}
     images = tuple(_image(node, item, used) for item in client.json("GET", "/images/json"))
     return FoundThings(
@@ -204,7 +204,7 @@ def _roots(
         | {(str(repo), str(commit)) for item in generations for repo, commit in item.get("weights") or ()},
         commits=frozenset(_COMMIT.findall("\n".join(texts))),
         fetching=frozenset(_downloads(client, containers)),
-        shared_caches=frozenset(cache for cache in node.caches if _mounted_by_others(cache, containers)),
+        shared_caches=frozenset(cache for cache in node.caches if mounted_by_others(cache, containers)),
         instances=instances,
         cache_keys=frozenset(warm_key(f"{node.data_dir}/cache/{name}") for name in instances) - {""},
         measuring=any(MEASURE in labels for labels in alive),
@@ -246,7 +246,7 @@ def _downloads(client: DockerClient, containers: Sequence[Json]) -> Iterator[str
             yield str(json.loads(words[-1]).get("repo") or "")
 
 
-def _mounted_by_others(cache: str, containers: Sequence[Json]) -> bool:
+def mounted_by_others(cache: str, containers: Sequence[Json]) -> bool:
     for item in containers:
         if any(str(label).startswith(OURS) for label in item.get("Labels") or {}):
             continue
@@ -260,7 +260,7 @@ def _mounted_by_others(cache: str, containers: Sequence[Json]) -> bool:
 # ---- removing ----------------------------------------------------------------------------------------
 
 
-def _remove(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
+def remove_leftover(client: DockerClient, node: PrunePaths, item: Leftover) -> None:
     if item.kind == IMAGE:
         _remove_image(client, node, item)
     elif item.kind == PROBE:

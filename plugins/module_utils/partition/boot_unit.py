@@ -14,14 +14,11 @@ from typing import Any
 
 from ..common.files import make_private, write_atomic
 from ..common.module_main import require_program
-from ..common.paths import PARTITION_PROGRAM, PARTITION_RECORD
+from ..common.paths import PARTITION_LINK, PARTITION_PROGRAM, PARTITION_RECORD, PARTITION_UNIT
 from .gpus import AUTO
 from .monitors import MONITOR_UNITS
 from .record import DRIVER_SECONDS, Record
 
-SERVICE = "instinct-partition.service"
-UNIT = f"/etc/systemd/system/{SERVICE}"
-LINK = f"/etc/systemd/system/multi-user.target.wants/{SERVICE}"
 LIMIT = int(DRIVER_SECONDS) + 210
 """Seconds after which systemd starts Docker, whatever the outcome."""
 UNIT_TEXT = """\
@@ -58,7 +55,7 @@ def wanted(record: Record, python: str, program: bytes) -> dict[str, bytes]:
     return {
         PARTITION_RECORD: record.to_text().encode(),
         PARTITION_PROGRAM: program,
-        UNIT: unit.encode(),
+        PARTITION_UNIT: unit.encode(),
     }
 
 
@@ -72,18 +69,18 @@ def converge(
 ) -> dict[str, Any]:
     """Write, link or remove the files that keep the modes; return changed, actions, diff. path: adds the root."""
     files = wanted(record, python, program)
-    places = (UNIT, PARTITION_PROGRAM, PARTITION_RECORD)
+    places = (PARTITION_UNIT, PARTITION_PROGRAM, PARTITION_RECORD)
     actions = [f"write {name}" for name, data in files.items() if _read(path(name)) != data]
-    linked = os.path.lexists(path(LINK))
+    linked = os.path.lexists(path(PARTITION_LINK))
     diff = [
         _diff(name, _read(path(name)), files.get(name))
         for name in places
         if name.endswith((".json", ".service"))
     ]
     if files:
-        actions += [] if linked else [f"link {LINK}"]
+        actions += [] if linked else [f"link {PARTITION_LINK}"]
     else:
-        gone = (LINK, *places)
+        gone = (PARTITION_LINK, *places)
         actions += [f"remove {name}" for name in gone if os.path.lexists(path(name))]
     if actions and not check:
         _apply(path, files)
@@ -99,17 +96,17 @@ def converge(
 
 def _apply(path: Callable[[str], str], files: Mapping[str, bytes]) -> None:
     if not files:
-        for name in (LINK, UNIT, PARTITION_PROGRAM, PARTITION_RECORD):
+        for name in (PARTITION_LINK, PARTITION_UNIT, PARTITION_PROGRAM, PARTITION_RECORD):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path(name))
         return
     make_private(os.path.dirname(path(PARTITION_PROGRAM)))
     for name, data in files.items():
         if _read(path(name)) != data:
-            write_atomic(path(name), data, 0o644 if name == UNIT else 0o600)
-    if not os.path.lexists(path(LINK)):
-        os.makedirs(os.path.dirname(path(LINK)), mode=0o755, exist_ok=True)
-        os.symlink(UNIT, path(LINK))
+            write_atomic(path(name), data, 0o644 if name == PARTITION_UNIT else 0o600)
+    if not os.path.lexists(path(PARTITION_LINK)):
+        os.makedirs(os.path.dirname(path(PARTITION_LINK)), mode=0o755, exist_ok=True)
+        os.symlink(PARTITION_UNIT, path(PARTITION_LINK))
 
 
 def _read(name: str) -> bytes | None:

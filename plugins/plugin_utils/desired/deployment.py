@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...module_utils.common.errors import Path, Problem
+from ...module_utils.common.hashing import text_hash
 from ..catalog.checker import Checker
 from ..catalog.recipes import OBJECTIVES
 from .deployment_parts import (
@@ -58,6 +60,7 @@ class Deployment:
         weight: an instance's share of the requests, relative to other deployments' that serve the same model name.
         mixed_models: another deployment may serve one of its names with another model.
         weights_formats: "any" if weights may be pickles, which can run code when they are loaded.
+        definition: a hash of what the operator wrote of it, without the values of secrets.
         secrets: variables like env, whose values stand in no plan and no file but one of root's on the node.
     """
 
@@ -97,6 +100,7 @@ class Deployment:
     include: tuple[str, ...] = ()
     weights_formats: str = FORMATS[0]
     runtime: Runtime = field(default_factory=Runtime)
+    definition: str = field(default="", repr=False, compare=False)
 
     @property
     def path(self) -> Path:
@@ -141,8 +145,14 @@ def parse_deployments(value: Any) -> tuple[tuple[Deployment, ...], tuple[Problem
         elif found.name:
             names[found.name] = index
         if len(check.problems) == before:
-            deployments.append(found)
+            deployments.append(replace(found, definition=_definition(item)))
     return tuple(deployments), tuple(check.problems)
+
+
+def _definition(item: Mapping[str, Any]) -> str:
+    """Return a hash of a deployment as it is written, which no release of the toolkit reads otherwise."""
+    written = {key: value if key != "secrets" else sorted(value or ()) for key, value in item.items()}
+    return text_hash(json.dumps(written, default=str, skipkeys=True))[:16]
 
 
 def _deployment(check: Checker, item: Any, index: int) -> Deployment:

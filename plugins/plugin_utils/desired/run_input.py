@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ...module_utils.common.errors import Problem, suggest
+from ...module_utils.common.errors import Problem, natural, suggest
 from .endpoint_settings import GROUP as BALANCERS
 from .public_variables import PublicVariable
 from .text_forms import converted
@@ -71,6 +71,27 @@ def _numbers(name: str) -> list[int]:
 
 def _letters(name: str) -> str:
     return re.sub("[^a-z]", "", name.lower())
+
+
+def unlimited_problem() -> Problem:
+    """Return why a run that takes hosts apart is not for the whole inventory."""
+    what = "this playbook takes hosts apart, and needs --limit to say which."
+    fix = "Name the hosts that leave, with the load balancers, which drain them: --limit mi300x-01,lb-01."
+    return Problem(("--limit",), what, fix)
+
+
+def leaving_problems(hosts: Iterable[str], balancers: Collection[str]) -> Iterator[Problem]:
+    """Yield why none of the hosts of a run can be taken apart: those of the group load_balancer serve the others."""
+    here = sorted(hosts, key=natural)
+    if set(here) - set(balancers):
+        return
+    verb = "is" if len(here) == 1 else "are"
+    what = f"--limit leaves no host to take apart: {', '.join(here)} {verb} in the group {BALANCERS}."
+    fix = (
+        f"Name a host that is not. To take apart a load balancer, too: take it out of the group {BALANCERS}, but not "
+        "out of the inventory, run site.yml -e remove_load_balancer=true, and run this again."
+    )
+    yield Problem((), what, fix)
 
 
 def limit_problems(unmatched: Iterable[str], names: Collection[str]) -> list[Problem]:

@@ -58,6 +58,7 @@ class BalancerPlan:
         answered: servers of other instances to which an instance answers as it runs, as these are to get its port.
         drain: servers to drain before they stop, and their hosts.
         left: servers that an earlier run left drained, and that stay.
+        gone: servers of hosts that left the inventory, to drain after instances have changed.
         undrain: servers to return to service afterwards, as they are called then; those of `left` are among them.
     """
 
@@ -75,6 +76,7 @@ class BalancerPlan:
     undrain: tuple[str, ...]
     warnings: tuple[str, ...]
     left: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
     answered: Mapping[Instance, Sequence[str]] = field(default_factory=dict)
 
     def leaving(self, host: str, instances: Collection[str]) -> list[str]:
@@ -161,6 +163,7 @@ class BalancerPlan:
             "instance_key_file": self.instance_key.file if self.instance_key.sent else None,
             "drain": list(self.drain),
             "undrain": list(self.undrain),
+            "gone": list(self.gone),
             "warnings": list(self.warnings),
         }
 

@@ -28,6 +28,7 @@ from .balancer_plan import (
     url_of,
 )
 from .config import config_data, port_conflicts, router_ports
+from .gone import departures, gone_servers
 from .servers import (
     BackendServer,
     HostBackends,
@@ -136,6 +137,7 @@ def plan_balancers(
                     f"load balancer {host.name} cannot reach the running instances of {listed(unreached)} before "
                     "upgrade.yml or site.yml changes them: until then it serves without them"
                 )
+    warnings += departures([(plan.host, names_of(plan.backends).values()) for plan in plans], endpoint.fleet)
     return tuple(plans), tuple(problems), tuple(warnings)
 
 
@@ -180,6 +182,7 @@ def _plan(
     answered = answered_servers(during, gpu_hosts)
     drain = _drains(observed, gpu_hosts, names, answered)
     left = _left(observed, during, names)
+    gone = gone_servers(names_of(during), servers, endpoint.fleet, observed)
     problems += interface_of(host)[1]
     packages = tuple(name for name, _unused in _missing(host))
     if observed and host.os_id not in DEBIAN and packages:
@@ -202,6 +205,7 @@ def _plan(
             wanted_files(files, host.settings, material, assets.instance_key),
             [item.during for some in names.values() for item in some if item.before and item.during in drain],
             left,
+            [names_of(during)[name] for name in gone if observed and name not in observed.drained],
         ),
         packages=packages,
         servers=names,
@@ -210,6 +214,7 @@ def _plan(
         warnings=(*_warnings(host), *material.warnings, *address_warnings(host, endpoint.hosts)),
         left=left,
         answered=answered,
+        gone=gone,
     )
     return planned, problems, unreached
 
@@ -311,6 +316,7 @@ def _actions(
     wanted: Mapping[str, str] | None,
     drain: Collection[str],
     left: Sequence[str],
+    gone: Sequence[BackendServer] = (),
 ) -> tuple[Action, ...]:
     observed = host.observed
     before, source = "absent" if observed else "unknown", "the distribution's package"
@@ -318,10 +324,14 @@ def _actions(
         Action(name, ROLE, name, before, "installed", reason, source) for name, reason in _missing(host)
     ]
     reason = "this run stops it; it is drained first, so running requests can finish"
-    drain = drain if observed and observed.running else ()
+    drain, gone = (drain, gone) if observed and observed.running else ((), ())
     actions += [
         Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments") for name in drain
     ]
+    reason = "the host left the inventory; running requests finish before the load balancer forgets it"
+    for left_host in dict.fromkeys(server.host for server in gone):
+        target = f"{plural(_count(one for one in gone if one.host == left_host), 'instance')} of {left_host}"
+        actions.append(Action("drain", ROLE, target, "in service", "drained", reason, "the group instinct"))
     change = _difference(host, backends, wanted)
     if change:
         before = (

@@ -28,6 +28,20 @@ def describe_changes(old: Generation, new: Generation) -> str:
     return "; ".join(found) or "other content of its files"
 
 
+def changed_names(old: Generation, new: Generation) -> tuple[str, ...]:
+    """Return the names of the flags and variables that differ; variables are called so."""
+    pairs = (
+        (_flags(old.command), _flags(new.command), ""),
+        (_variables(old.env), _variables(new.env), "environment "),
+    )
+    return tuple(
+        f"{kind}{name}"
+        for before, after, kind in pairs
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    )
+
+
 def _pair(what: str, old: str, new: str) -> Iterable[str]:
     if old != new:
         yield f"{what} {old or 'unknown'} → {new or 'unknown'}"

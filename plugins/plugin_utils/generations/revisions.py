@@ -23,6 +23,7 @@ from .sources import (
     histories_of,
     running_numbers,
 )
+from .toolkit import ToolkitChange, toolkit_change
 
 FIRST = "first deployment"
 GONE = "no deployment defines it here any longer"
@@ -48,12 +49,14 @@ class ComposedHost:
 class HostRevision:
     """A deployment on one host.
 
-    runs: the lowest generation of its running containers. wanted: the generation that they will have.
+    runs: the lowest generation of its running containers. wanted: the generation that they will have. toolkit: the
+    update of the toolkit that alone changes them.
     """
 
     runs: int | None
     wanted: int | None
     record: Generation | None = None
+    toolkit: ToolkitChange | None = None
 
 
 @dataclass(frozen=True)
@@ -148,8 +151,11 @@ def _composed(
         if host not in wanted:
             continue
         record = wanted[host]
+        updated = None
         if record is not None:
-            reason = _why(histories.get(host), runs, record)
+            old = _newest(histories.get(host), runs)
+            updated = toolkit_change(old, record)
+            reason = _why(histories.get(host), old, record, updated)
             numbered = (reason, id(record))
             if numbered not in drafts:
                 drafts[numbered] = replace(record, generation=number, why=reason)
@@ -157,7 +163,7 @@ def _composed(
             why = why or reason
         there = newest.get(host)
         kept = there.generation if there else None
-        steps[host] = HostRevision(min(runs, default=None), number if record else kept, record)
+        steps[host] = HostRevision(min(runs, default=None), number if record else kept, record, updated)
     return RevisionChange(
         deployment=name,
         source=source,
@@ -194,17 +200,26 @@ def _stored(
     return RevisionChange(name, source, source.generation, before or None, False, False, why, steps)
 
 
-def _why(history: History | None, runs: Iterable[int], new: Generation) -> str:
+def _newest(history: History | None, runs: Iterable[int]) -> Generation | None:
+    """Return the generation of a host that runs, or the newest record; None without one."""
+    if history is None or history.newest is None:
+        return None
+    return history.as_of(max(runs, default=history.newest.generation)) or history.newest
+
+
+def _why(
+    history: History | None, old: Generation | None, new: Generation, updated: ToolkitChange | None
+) -> str:
     """Return the description of what changes on a host."""
     if not new.members:
         return GONE
-    if history is None or history.newest is None:
+    if history is None or old is None:
         return FIRST
-    newest = max(runs, default=history.newest.generation)
-    old = history.as_of(newest) or history.newest
     again = next((item for item in reversed(history.kept) if item.specs == new.specs), None)
     if again:
         return f"generation {again.generation} again"
+    if updated:
+        return f"{updated.text}: {describe_changes(old, new)}"
     return describe_changes(old, new) if old.members else "deployed again"
 
 

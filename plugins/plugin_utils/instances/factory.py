@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from ...module_utils.common.errors import Problem
-from ...module_utils.common.hashing import spec_hash
+from ...module_utils.common.hashing import canonical, spec_hash, text_hash
 from ...module_utils.common.image_ref import parse_ref
 from ...module_utils.common.instance_key import NO_KEY, InstanceKey
 from ..catalog.gpus import GpuCatalog, GpuModel
@@ -78,12 +78,14 @@ class InstanceFactory:
         render: Render,
         models: ModelSources,
         key: InstanceKey = NO_KEY,
+        toolkit: str = "",
     ) -> None:
         self.knowledge = knowledge
         self.lock = lock
         self.render = render
         self.models = models
         self.key = key
+        self.toolkit = toolkit
         self._made: dict[tuple[Any, ...], Planned] = {}
         self._decided: dict[tuple[Any, ...], DeploymentDecision] = {}
         self._software: dict[tuple[Any, ...], ImageFacts | None] = {}
@@ -256,8 +258,15 @@ class InstanceFactory:
             instance = compose(slot, node, Pins(image, model), tuned, verdict)
             files = self.render(instance)
             weights = self._weights(deployment, settings.endpoint)
-            self._made[key] = Planned(instance, files, spec_hash(files), weights)
+            given = self._definition(deployment, node) if self.toolkit else ""
+            self._made[key] = Planned(instance, files, spec_hash(files), weights, self.toolkit, given)
         return self._made[key]
+
+    def _definition(self, deployment: Deployment, node: Surroundings) -> str:
+        """Return a hash of what an instance has from the inventory and its host; pins are recorded by themselves."""
+        model = self.models.get(deployment.model_config)
+        config = canonical(dict(model.config)) if model else ""
+        return text_hash(canonical([deployment.definition, config, astuple(node)]))[:16]
 
 
 def mirrored_image(deployment: Deployment, lock: Lock, host: Host) -> str:

@@ -19,12 +19,18 @@ from .compose import Instance, server
 
 @dataclass(frozen=True)
 class Planned:
-    """An instance with its rendered files; weights: (repository, commit) of everything that it loads."""
+    """An instance with its rendered files.
+
+    weights: (repository, commit) of everything that it loads. toolkit: the release that composed it. definition: a hash
+    of what the inventory and the host gave it.
+    """
 
     instance: Instance
     files: Mapping[str, str]
     spec_hash: str
     weights: tuple[tuple[str, str], ...] = ()
+    toolkit: str = ""
+    definition: str = ""
 
     @cached_property
     def name(self) -> str:
@@ -87,6 +93,8 @@ class Planned:
             listen=instance.listen,
             endpoint=deployment.endpoint,
             stop_timeout=deployment.runtime.stop_timeout,
+            toolkit=self.toolkit,
+            definition=self.definition,
         )
 
     def file_hashes(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from ..endpoint.balancer_plan import BalancerPlan
 from ..text import listed, plural, wrap
 from .explain_deployments import group_deployments, shared_warnings
 from .explain_downloads import download_lines
-from .explain_generations import kept_lines, stored_lines
+from .explain_generations import kept_lines, stored_lines, updated_lines
 from .host_plan import FleetPlan, HostPlan
 from .text import WIDTH, gpus_text, numbered, wrapped
 from .transfers import transfer_lines
@@ -42,6 +42,7 @@ TITLES = {
     "drain": "drain",
     "balancer": "configure",
     "undrain": "return to service",
+    "remove_balancer": "take down the load balancer of",
 }
 
 
@@ -54,6 +55,8 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
     lines += download_lines(plan.downloads, full)
     for balancer in plan.balancers:
         lines += _balancer(balancer, full)
+    lines += _not_managed(plan)
+    lines += updated_lines(plan)
     groups = group_deployments(plan.hosts, full)
     once = shared_warnings(groups)
     lines += transfer_lines(plan.transfers)
@@ -89,6 +92,7 @@ def _summary(plan: FleetPlan, busy: int) -> str:
     count = sum(len(host.actions) for host in plan.hosts)
     extra = [f"{plural(len(item.actions), 'action')} on load balancer {item.host.name}"
              for item in plan.balancers if item.actions]  # fmt: skip
+    extra += [f"load balancer {item.host} is taken down" for item in plan.former if item.actions]
     rest = f"{plural(running, 'instance')} up to date"
     if not busy:
         return f"{head} nothing to do{' there' if extra else ''}; {'; '.join([rest, *extra])}."
@@ -126,6 +130,17 @@ def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
         for subset in backend.subsets:
             where = listed(list(dict.fromkeys(member.host for member in subset.members)))
             lines += wrapped("model", f"{', '.join(subset.models)}: {_deployments(subset)} on {where}")
+    return lines
+
+
+def _not_managed(plan: FleetPlan) -> list[str]:
+    """Return what the toolkit made earlier and the inventory does not have; a removal that was asked for is a step."""
+    lines = ["", "Not managed"] if plan.former else []
+    for item in plan.former:
+        lines += wrap(item.text, WIDTH, "  ", "  ")
+        for action in item.actions:
+            lines.append(f"   1. {TITLES[action.kind]} {action.target}: {action.before} → {action.after}")
+            lines.append(f"      because {action.reason}")
     return lines
 
 

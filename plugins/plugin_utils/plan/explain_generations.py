@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..generations.restore import rollback_resources
 from ..generations.sources import INVENTORY, RUNNING
 from ..instances.planned import RecordedInstance
-from ..text import listed
+from ..text import listed, plural, wrap
 from .host_plan import FleetPlan
-from .text import wrapped
+from .text import WIDTH, wrapped
 
 MEANING = {
     "held": "held",
@@ -41,6 +42,24 @@ def stored_lines(plan: FleetPlan, full: bool) -> list[str]:
         for when, image, vllm, why in shown:
             lines += wrapped("record", f"{when}: image {image}, vLLM {vllm}; {why}")
     return lines
+
+
+def updated_lines(plan: FleetPlan) -> list[str]:
+    """Return what starts anew because the toolkit was updated, and not the inventory; a line for each update."""
+    counts, names = Counter[str](), dict[str, dict[str, None]]()
+    for revision in plan.revisions:
+        for host in plan.hosts:
+            step = revision.hosts.get(host.host.name)
+            mine = {item.name for item in host.instances if item.deployment_name == revision.deployment}
+            count = len(mine.intersection(host.start))
+            if step and step.toolkit and count:
+                counts[step.toolkit.text] += count
+                names.setdefault(step.toolkit.text, {}).update(dict.fromkeys(step.toolkit.names))
+    lines: list[str] = []
+    for text, count in counts.items():
+        what = ", ".join(names[text]) or "files of the containers"
+        lines += wrap(f"{text} changes {plural(count, 'instance')}: {what}", WIDTH, "", "  ")
+    return ["", *lines] if lines else []
 
 
 def kept_lines(plan: FleetPlan) -> list[str]:

@@ -11,6 +11,7 @@ from ...module_utils.common.paths import container_name
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import Host
 from ..endpoint.balancer_plan import BalancerPlan
+from ..endpoint.former import FormerBalancer
 from ..endpoint.servers import HostBackends
 from ..generations.drift import wanted_of
 from ..generations.restore import rollback_resources
@@ -167,6 +168,7 @@ class FleetPlan:
 
     sources: the documents that its reasons name. excluded: hosts that cannot be planned, and why.
     downloads_at_once: the hosts that may download from a hub at the same time; 0 for all.
+    former: load balancers on hosts that are not in their group.
     """
 
     hosts: tuple[HostPlan, ...]
@@ -179,6 +181,7 @@ class FleetPlan:
     transfers: tuple[Transfer, ...] = ()
     downloads: tuple[DownloadTerms, ...] = ()
     downloads_at_once: int = 0
+    former: tuple[FormerBalancer, ...] = ()
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -189,7 +192,7 @@ class FleetPlan:
     def changes(self) -> int:
         """The number of actions on all hosts."""
         actions = [*(host.actions for host in self.hosts), *(item.actions for item in self.balancers)]
-        return sum(map(len, actions))
+        return sum(map(len, (*actions, *(item.actions for item in self.former))))
 
     def to_json(self) -> dict[str, Any]:
         """plan.json; its schema is catalog/schemas/plan.schema.json."""
@@ -199,6 +202,11 @@ class FleetPlan:
             "generations": [item.to_json() for item in self.revisions],
             "hosts": {host.host.name: host.to_json() for host in self.hosts},
             "balancers": {item.host.name: item.to_json() for item in self.balancers},
+            **(
+                {"former_balancers": {item.host: item.to_json() for item in self.former}}
+                if self.former
+                else {}
+            ),
             **({"transfers": [item.to_json() for item in self.transfers]} if self.transfers else {}),
             "partial": list(self.partial),
             "sources": {name: dict(item) for name, item in sorted(self.sources.items())},

@@ -68,7 +68,8 @@ Absent = Iterable[tuple[str, str]]
 class RolloutRequest:
     """What a run is to do: the operation, the terms (raw variables), and of what; None: of all.
 
-    offline: leave out engines over several hosts, which an offline benchmark cannot load.
+    offline: leave out engines over several hosts, which an offline benchmark cannot load. hosts: those of which
+    instances stop; None: all.
     """
 
     operation: str
@@ -80,6 +81,7 @@ class RolloutRequest:
     at_once: bool = False  # too few may stay in service
     blind: bool = False  # nothing is known of the fleet's other hosts
     offline: bool = False
+    hosts: Collection[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -385,7 +387,9 @@ class _HostRollout:
         return item is None or (item.backend.endpoint and not item.backend.headless)
 
     def meant(self, name: str, wanted: RolloutRequest) -> bool:
-        """The operator's choice of a deployment or an instance includes it."""
+        """The choice of hosts, of a deployment or of an instance includes it."""
+        if wanted.hosts is not None and self.name not in wanted.hosts:
+            return False
         deployment = _deployment(name, self.running.get(name), self.wanted.get(name))
         return wanted.deployment in (None, deployment) and wanted.instance in (None, name)
 

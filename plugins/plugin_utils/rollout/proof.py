@@ -11,6 +11,7 @@ from ...module_utils.common.generations import DEPLOY
 from ..endpoint.plan import EndpointInputs
 from ..plan.host_plan import FleetPlan
 from ..plan.text import wrapped
+from .leaving import leaving_problems
 from .policy import DEFAULT_SERIAL, parse_policy, parse_serial
 from .request import Options, planned_deploy, terms
 from .stopping import partitioned_hosts
@@ -31,32 +32,36 @@ def proved(
 ) -> tuple[list[str], tuple[Problem, ...]]:
     """Return the lines of the plan, and why the run is refused; a run that only plans is proved as a deploy.
 
-    Nothing can be said without the states of hosts, nor before the software of all images is known.
+    Nothing can be said without the states of hosts, and of steps only once the software of all images is known.
     """
-    if options["offline"] or plan.partial or options["live"] or options["reboots"] or options["stops"]:
+    if options["offline"] or options["live"] or options["reboots"] or options["stops"]:
         return [], ()
     if not (plan.changes or rollout):
         return [], ()
     # Here, as most runs change nothing, and every run would wait for these imports.
     from ..simulation.clients import client_changes
-    from ..simulation.plays import PARTITION
+    from ..simulation.plays import PARTITION, PLAYS
     from ..simulation.simulate import RunLimits, simulate
     from ..simulation.text import problems, proof_lines
 
     operation = options["operation"]
+    policy, _unused = parse_policy(terms(options))
+    forgets = "balancers_after" in PLAYS[operation or DEPLOY] and not options["at_once"]
+    leaving = leaving_problems(plan, policy.min_available) if forgets else ()
+    if plan.partial:
+        return [], leaving
     if operation is None and options["apply"]:
         operation = PARTITION if partitioned_hosts(plan) else None
     elif operation is None:
         deploy = planned_deploy(options, plan, endpoint)
         if deploy is None:
-            return [], ()
+            return [], leaving
         operation, todo = DEPLOY, todo_hosts(plan, plan.balancers, plan.to_json(), deploy)
     if operation is None:
-        return [], ()
-    policy, _unused = parse_policy(terms(options))
+        return [], leaving
     serial, _unused = parse_serial(options["partition_serial"], "gpu_partition_serial")
     allowed = RunLimits(policy.min_available, bool(options["at_once"]), serial or DEFAULT_SERIAL)
     found = simulate(plan, todo, operation, allowed)
     lines = [line for text in proof_lines(found) for line in wrapped("proved", text)]
     lines += [line for text in client_changes(plan) for line in wrapped("clients", text)]
-    return ["", *lines] if lines else [], problems(found, plan)
+    return ["", *lines] if lines else [], (*problems(found, plan), *leaving)

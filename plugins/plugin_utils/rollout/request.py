@@ -40,6 +40,7 @@ CANARY_SETTINGS = (
 )  # fmt: skip
 VARIABLES = {
     **{name: name for name in ("offline", "explain", "refresh", "plan_file", "at_once", "take_over")},
+    "remove_load_balancer": "remove_load_balancer",
     **{name: name for name in ("deployment", "instance", "generation", "why", "canary")},
     "retry": "again",
     "serial": "upgrade_serial",
@@ -68,6 +69,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{option: public_variables()[name].option for option, name in VARIABLES.items()},
     "new_secrets": {"type": "list", "elements": "str", "choices": list(KINDS), "default": []},
     "partition_serial": public_variables()["gpu_partition_serial"].option,
+    "only": {"type": "list", "elements": "str"},
     "reboots": {"type": "list", "elements": "str", "default": []},
     "stops": {"type": "list", "elements": "str", "default": []},
     "reboot_serial": public_variables()["host_prep_serial"].option,
@@ -109,6 +111,9 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
         what = "an offline plan cannot be applied: what the hosts have is unknown."
         found.append(Problem(("offline",), what, "Leave it out, or run plan.yml, which plans offline."))
     found += parse_rate(bool(options.get("live")), options.get("rate"))[1]
+    if options.get("remove_load_balancer") and operation in (STOP, *MEASUREMENTS):
+        what = f"{operation}.yml changes no load balancer."
+        found.append(Problem(("remove_load_balancer",), what, "Leave it out here, and run site.yml with it."))
     if options.get("live") and operation not in MEASUREMENTS:
         found.append(Problem(("live",), "is of benchmark.yml.", "Leave it out."))
     if options.get("live") and offline_kinds(options):
@@ -275,6 +280,7 @@ def _rollout(
         at_once=options["at_once"],
         blind=blind,
         offline=bool(offline_kinds(options)),
+        hosts=options.get("only"),
     )
     return plan_rollout_steps(plan, wanted)
 

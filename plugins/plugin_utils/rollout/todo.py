@@ -66,6 +66,9 @@ def todo_hosts(
             groups.setdefault(balancer.host.name, []).append("todo_load_balancer")
     for name in rollout.hosts if rollout else ():
         groups.setdefault(name, []).append("todo_rollout")
+    former = {item.host: item.phase for item in plan.former if item.phase}
+    for name in former:
+        groups.setdefault(name, []).append("todo_former_balancer")
     measured = new.measured if new else {}
     for name in measured:
         if name in groups:  # of another plan of this run otherwise, by which it was not planned again
@@ -84,6 +87,8 @@ def todo_hosts(
                 mine |= _unbatched(rollout.batched(name), mine)
             mine["rollout"] = rollout.host(name)
             mine["bindings"] = [*(mine.get("bindings") or ()), *rollout.trials.get(name, ())]
+        if name in former:
+            mine["former_balancer"] = former[name]
         if name in measured:
             mine["measure"] = [item for item in mine["instances"] if item["name"] in measured[name]]
         if name in data["balancers"]:

@@ -11,6 +11,7 @@ from ...module_utils.common.hashing import text_hash
 from ..desired.actions import ALIVE
 from ..desired.fleet import Host
 from ..endpoint.balancer_plan import BalancerPlan
+from ..endpoint.former import FormerBalancer
 from ..endpoint.plan import INSTANCE_MAP
 from ..endpoint.servers import BackendServer, Instance, seen_servers
 from ..instances.planned import RecordedInstance, Serving, running_member
@@ -111,11 +112,11 @@ def first_model(plan: FleetPlan, known: Templates) -> FleetModel:
     instances = [item for host in plan.hosts for item in _observed(host.host, known)]
     here = {host.host.name for host in plan.hosts}
     lost = {name for name, _unused in (*plan.unreachable, *plan.excluded)}
-    balancers = [_balancer(item) for item in plan.balancers]
+    balancers = [*map(_balancer, plan.balancers), *map(_former, plan.former)]
     outside: dict[Instance, Running] = {}
     for balancer in balancers:
         for server in balancer.servers.values():
-            if server.host not in here and server.host not in lost:
+            if server.host not in here and server.host not in lost and not balancer.absent:
                 outside.setdefault(server.of, _outside(server))
     addresses = {host.host.name: host.host.address or host.host.name for host in plan.hosts}
     marks = {item.instance_key.mark for item in plan.balancers if item.instance_key.sent}
@@ -152,6 +153,14 @@ def _outside(server: BackendServer) -> Running:
         server.port,
         ready=True,
     )
+
+
+def _former(former: FormerBalancer) -> SimulatedBalancer:
+    """Return a load balancer that is not in the group: it sends requests, and nobody drains anything in it."""
+    found = SimulatedBalancer(former.host, absent=True)
+    found.configure(seen_servers(former.config))
+    found.exists = bool(former.observed and former.observed.running)
+    return found
 
 
 def _balancer(plan: BalancerPlan) -> SimulatedBalancer:

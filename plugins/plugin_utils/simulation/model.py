@@ -60,8 +60,9 @@ Port = tuple[str, int]
 class SimulatedBalancer:
     """A load balancer: its servers by "backend/server", those that are drained, and the key that it sends.
 
-    exists: it has a configuration. absent: this run neither asks nor changes it. unproven: servers that were configured
-    just now, and whose instances have not been checked since. at: its servers by host and port.
+    exists: it has a configuration. absent: this run neither asks nor configures it, as it is not in its group.
+    unproven: servers that were configured just now, and whose instances have not been checked since. at: its servers by
+    host and port.
     """
 
     name: str
@@ -165,6 +166,13 @@ class FleetModel:
         for instance in self._behind(balancer):
             self._count(balancer, instance)
 
+    def remove_balancer(self, name: str) -> None:
+        """Have a load balancer exist no more."""
+        balancer = self.balancers[name]
+        balancer.exists = False
+        for instance in self._behind(balancer):
+            self._count(balancer, instance)
+
     def set_drained(self, name: str, server: str, drained: bool) -> None:
         """Drain a server of a load balancer, or return it to service."""
         balancer = self.balancers[name]
@@ -225,6 +233,19 @@ class FleetModel:
             return False
         item = self.listener(balancer, server)
         return bool(item and self.works(item.of) and set(server.models[:1]) & set(item.models))
+
+    def forgotten(self, name: str, servers: Mapping[str, BackendServer]) -> list[str]:
+        """Return the servers of a load balancer that get requests and have no place in another configuration.
+
+        What another server there has the address of goes on under that one's name.
+        """
+        there = self.balancers.get(name)
+        targets = {server.target for server in servers.values()}
+        return [
+            one
+            for one, server in (there.servers.items() if there else ())
+            if server.target not in targets and self.serves(name, one)
+        ]
 
     def asked(self, instance: Instance) -> list[tuple[str, str]]:
         """Return the load balancers that send an instance requests, and as which server."""

@@ -20,30 +20,33 @@ from ...module_utils.common.generations import (
 from ...module_utils.common.minimum import Count, resolve_count
 from ..endpoint.backends import names_of
 from ..endpoint.balancer_plan import BalancerPlan
+from ..endpoint.former import AFTER, BEFORE
 from ..endpoint.servers import Instance
 from .calls import Args, SimulatedRun, perform, stop_instance
 from .model import FORMER, PRESENT
+from .rules import IN_USE
 
 PARTITION = "partition"
 """The operation of partition.yml, which plans without one."""
 DEFAULT_PARTITION_SERIAL: tuple[Count, ...] = (1, "20%")
+_BEFORE, _AFTER = ("balancers_before", "former_before"), ("balancers_after", "former_after")
 PLAYS: dict[str, tuple[str, ...]] = {
     DEPLOY: (
         "fetch",
         "key",
-        "balancers_before",
+        *_BEFORE,
         "partition",
         "serve",
         "rollout",
         "measure_new",
-        "balancers_after",
+        *_AFTER,
     ),
-    UPGRADE: ("fetch", "key", "balancers_before", "rollout", "balancers_after"),
-    ROLLBACK: ("key", "balancers_before", "rollout", "balancers_after"),
-    RESTART: ("key", "balancers_before", "rollout", "balancers_after"),
+    UPGRADE: ("fetch", "key", *_BEFORE, "rollout", *_AFTER),
+    ROLLBACK: ("key", *_BEFORE, "rollout", *_AFTER),
+    RESTART: ("key", *_BEFORE, "rollout", *_AFTER),
     STOP: ("stop",),
     BENCHMARK: ("return_left", "measure"),
-    PARTITION: ("key", "balancers_before", "partition", "resume", "balancers_after"),
+    PARTITION: ("key", *_BEFORE, "partition", "resume", *_AFTER),
 }
 Todo = Sequence[Mapping[str, Any]]
 """What fleet_plan returns for add_host: name, groups and plan of each host."""
@@ -83,6 +86,8 @@ class Playbook:
             "measure": self._measure,
             "measure_new": self._measure_new,
             "balancers_after": self._balancers_after,
+            "former_before": self._former_before,
+            "former_after": self._former_after,
         }
         for play in PLAYS[operation]:
             if not self.ended:
@@ -121,16 +126,42 @@ class Playbook:
                 self._update(name, "during", part["undrain_first"], "before instances change")
 
     def _balancers_after(self) -> None:
-        for name in self._in("todo_load_balancer"):
+        names = self._in("todo_load_balancer")
+        calls = [
+            (name, "balancer_server", {"servers": [{"balancer": name, "servers": gone}], "state": "drain"})
+            for name in names
+            if (gone := self._plan(name)["balancer"]["gone"])
+        ]
+        if calls:
+            self._step("draining servers of hosts that left the inventory", calls)
+        for name in names:
             undrain = self._plan(name)["balancer"]["undrain"]
             self._update(name, "backends", undrain, "after instances have changed")
+
+    def _former_before(self) -> None:
+        self._take_down(BEFORE)
+
+    def _former_after(self) -> None:
+        self._take_down(AFTER)
+
+    def _take_down(self, phase: str) -> None:
+        for name in self._in("todo_former_balancer"):
+            if self._plan(name)["former_balancer"] == phase:
+                self.context.step = f"taking down the load balancer of {name}"
+                self.context.model.remove_balancer(name)
+                self.checked()
 
     def _update(self, name: str, which: str, undrain: Sequence[str], when: str) -> None:
         """Configure a load balancer, and return servers to service. All load balancers do so at the same time."""
         self.context.step, self.context.changing = f"updating the load balancers {when}", ()
         plan = self.balancers[name]
         key = (PRESENT if plan.instance_key.map is not None else FORMER) if plan.instance_key.sent else ""
-        self.context.model.configure(name, names_of(getattr(plan, which)), key)
+        servers = names_of(getattr(plan, which))
+        for server in self.context.model.forgotten(name, servers):
+            self.context.violate(
+                IN_USE, f"load balancer {name} forgets {server} while it sends requests to it"
+            )
+        self.context.model.configure(name, servers, key)
         self.checked()
         self.context.model.prove(name)
         self.checked()

@@ -86,6 +86,9 @@ def _check_end(
         if host.host.state and wanted != there:
             names = sorted({*wanted, *there} - {one for one in wanted if wanted[one] == there.get(one)})
             context.violate(END, f"{', '.join(names)} would not be as the inventory defines them", name)
+    for former in plan.former:
+        if former.phase and model.balancers[former.host].exists:
+            context.violate(END, "its load balancer would not be taken down", former.host)
     for balancer, servers in afterwards.items():
         found = model.balancers[balancer]
         if {server.place for server in found.servers.values()} != {server.place for server in servers}:

@@ -175,8 +175,8 @@ def test_a_build_and_its_tag() -> None:
             {"zzz": 1},
             "vllm_deployments[0].zzz: unknown key. Valid: build, data_parallel_balancing, data_parallel_size, "
             "endpoint, engine_args, env, exclude, gpus, hosts, image, include, instances_per_gpu, "
-            "instances_per_host, listen, model, model_config, name, nodes, objective, "
-            "pipeline_parallel_size, … (32 in all).",
+            "instances_per_host, listen, mixed_models, model, model_config, name, nodes, objective, "
+            "… (34 in all).",
         ),
         (
             {"name": None},

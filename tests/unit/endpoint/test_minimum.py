@@ -109,6 +109,21 @@ def test_a_plan_that_names_servers_takes_whole_hosts(
         balancer_server.work({**options, **chosen, "servers": None}, False)
 
 
+def test_a_refusal_says_what_its_caller_advises(node: BalancerNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts of these servers left the inventory: no --limit can name them."""
+    monkeypatch.setattr(balancer_server, "Balancer", lambda: node.balancer)
+    options = {"state": "drain", "by": "run", "at_once": False, "min_in": 1, "wait": 0}
+    everything = list(find_servers(node.balancer))
+    with pytest.raises(NodeError) as caught:
+        balancer_server.work({**options, "servers": everything, "advice": "Repair the others."}, False)
+    assert str(caught.value).endswith(
+        "this would leave 0, and the last one has to stay in service. Repair the others."
+    )
+    n1 = list(find_servers(node.balancer, hosts=["n1"]))
+    balancer_server.work({**options, "servers": n1, "advice": "Repair the others."}, False)
+    assert node.drained() == N1
+
+
 @pytest.mark.parametrize(
     ("min_in", "said"),
     [

@@ -178,7 +178,11 @@ def test_hosts_that_are_not_planned_keep_what_the_balancer_has_of_them() -> None
     dead = planned({"n1": states["n1"], "n2": None}, [deployment()], host(there))
     assert dead.changes == 0
     removed = planned(limited, [deployment()], host(there))
-    assert actions(removed) == ["balancer https://192.0.2.1:8443: gone: llama/n2.llama-0:8000"]
+    assert actions(removed) == [
+        "drain 1 instance of n2: the host left the inventory; running requests finish before the load balancer "
+        "forgets it",
+        "balancer https://192.0.2.1:8443: gone: llama/n2.llama-0:8000",
+    ]
 
 
 def test_who_took_a_server_out() -> None:

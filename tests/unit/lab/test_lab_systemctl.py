@@ -57,6 +57,19 @@ def test_a_service_runs_until_it_is_stopped(call: Call) -> None:
     assert call("show", "-p", "MainPID", "--value", "gpuagent")[1] == "0\n"
 
 
+def test_a_drop_in_says_by_which_signal_a_service_stops(call: Call, tmp_path: Path) -> None:
+    script = f"trap 'touch {tmp_path}/soft; exit' USR1; touch {tmp_path}/up; while true; do sleep 0.05; done"
+    (tmp_path / "units/soft.service").write_text(f'[Service]\nExecStart=/bin/sh -c "{script}"\n')
+    (tmp_path / "units/soft.service.d").mkdir()
+    (tmp_path / "units/soft.service.d/stop.conf").write_text(
+        "[Service]\nKillSignal=SIGUSR1\nTimeoutStopSec=60\n"
+    )
+    assert call("start", "soft")[0] == 0
+    eventually("the trap", (tmp_path / "up").exists)
+    assert call("stop", "soft")[0] == 0
+    assert (tmp_path / "soft").exists()
+
+
 def test_oneshot_services(call: Call, tmp_path: Path) -> None:
     assert call("start", "tune")[0] == 0
     assert (tmp_path / "tuned").exists()

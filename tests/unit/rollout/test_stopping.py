@@ -116,6 +116,18 @@ def refused(
     return [problem.text() for problem in plan_rollout_steps(plan, RolloutRequest(STOP))[1]]
 
 
+@pytest.mark.parametrize(
+    ("only", "stopped"), [(None, {"n1", "n2"}), (["n1"], {"n1"}), (["n3"], set()), ([], set())]
+)
+def test_only_some_hosts_of_the_run_stop(only: list[str] | None, stopped: set[str]) -> None:
+    """As those that forget.yml takes apart: a load balancer's own instances go on."""
+    states, (balancer,) = served(PAIR)
+    plan = planned(states, PAIR, [balancer], OperationRequest(STOP))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(STOP, hosts=only))
+    assert set(made.hosts) == stopped
+    assert bool(problems) is (len(stopped) == 2)  # the minimum counts those that go on
+
+
 def test_hosts_outside_the_run_count_as_the_load_balancers_have_them() -> None:
     states, (balancer,) = served(PAIR)
     assert refused(states, balancer, "n1") == []

@@ -41,7 +41,7 @@ GROUPS = {
     "todo_host_prep": "fetch", "fleet_builds": "fetch", "todo_distribution": "fetch", "todo_vllm_image": "fetch",
     "todo_hf_model": "fetch", "todo_instance_key": "key", "todo_gpu_partition": "partition",
 }  # fmt: skip
-NOTHING = {"plan_hosts", "fleet_excluded", "todo_lease"}
+NOTHING = {"plan_hosts", "fleet_excluded", "todo_lease", "all"}
 
 
 def plays(path: str, phase: str = "", operation: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:
@@ -70,6 +70,8 @@ def simulated(path: str) -> list[str]:
             kind = ""  # nothing that serves changes by it
         elif group in GROUPS and not (group == "todo_gpu_partition" and "assert" in str(play.get("tasks"))):
             kind = GROUPS[group]
+        elif group == "todo_former_balancer":
+            kind = f"former_{phase}"
         elif group == "todo_load_balancer":
             kind = f"balancers_{phase}" if phase else "return_left"
         elif group == "todo_vllm_serve":
@@ -91,7 +93,7 @@ def simulated(path: str) -> list[str]:
     ("path", "operation"),
     [
         ("deploy.yml", DEPLOY), ("upgrade.yml", UPGRADE), ("rollback.yml", ROLLBACK), ("restart.yml", RESTART),
-        ("stop.yml", STOP), ("benchmark.yml", BENCHMARK), ("partition.yml", PARTITION),
+        ("stop.yml", STOP), ("forget.yml", STOP), ("benchmark.yml", BENCHMARK), ("partition.yml", PARTITION),
     ],
 )  # fmt: skip
 def test_plays_are_those_of_the_playbook(path: str, operation: str) -> None:

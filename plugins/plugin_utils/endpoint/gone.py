@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers of hosts that left the inventory: which a load balancer drains before it forgets them. Pure.
+
+What is known of such a host is what load balancers have of it; nobody connects to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from ...module_utils.common.endpoint import OPERATOR
+from ...module_utils.common.errors import natural
+from ..desired.endpoint_settings import BalancerHost, ObservedBalancer
+from ..text import plural
+from .servers import BackendServer, Instance, seen_servers
+
+FORGET = "docs/runbooks/host.md#take-a-host-apart"
+
+
+def gone_servers(
+    during: Mapping[str, BackendServer],
+    after: Iterable[BackendServer],
+    fleet: Collection[str],
+    observed: ObservedBalancer | None,
+) -> tuple[str, ...]:
+    """Return the servers to drain because their host left the inventory, as they are called during the change.
+
+    during: the servers by name. One that stays under the name of another host is asked by that: a host was renamed.
+    What the operator has drained is not touched.
+    """
+    stay = {server.target for server in after}
+    drained = observed.drained if observed else {}
+    theirs = {name for name, entry in drained.items() if entry.get("by") == OPERATOR}
+    return tuple(
+        name
+        for name, server in during.items()
+        if server.host not in fleet and server.target not in stay and name not in theirs
+    )
+
+
+def departures(
+    hosts: Iterable[tuple[BalancerHost, Collection[BackendServer]]], fleet: Collection[str]
+) -> list[str]:
+    """Return what stays on each host that left the inventory, as far as load balancers know it.
+
+    hosts: load balancers, each with its servers after the run.
+    """
+    found: dict[str, dict[Instance, bool]] = {}
+    for host, after in hosts:
+        observed = host.observed or ObservedBalancer()
+        stay = {server.target for server in after}
+        for name, server in seen_servers(observed.config).items():
+            if server.host not in fleet and server.target not in stay:
+                instances = found.setdefault(server.host, {})
+                serves = name not in observed.drained
+                instances[server.of] = instances.get(server.of, False) or serves
+    return [_departure(name, found[name]) for name in sorted(found, key=natural)]
+
+
+def _departure(host: str, instances: Mapping[Instance, bool]) -> str:
+    names = ", ".join(sorted((name for _unused, name in instances), key=natural))
+    count = plural(len(instances), "container")
+    if any(instances.values()):
+        runs = f"{count} ({names}) keep{'s' if len(instances) == 1 else ''} running there with the GPUs"
+    else:
+        runs = f"the instances there ({names}) are drained; unless they were stopped, they keep running"
+    return (
+        f"{host} left the inventory: {runs}; the instances' key, the host's settings (sysctl, limits, kernel command "
+        "line), the partition unit, images, weights and content store stay there. To remove them, put the host back "
+        f"and run forget.yml ({FORGET})"
+    )
