@@ -12,6 +12,7 @@ from ..desired.actions import ALIVE, Action
 from ..desired.fleet import Host
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.servers import HostBackends
+from ..generations.bindings import left_out_texts
 from ..generations.drift import wanted_of
 from ..generations.restore import rollback_resources
 from ..generations.revisions import RevisionChange
@@ -184,6 +185,11 @@ class FleetPlan:
     def partial(self) -> tuple[str, ...]:
         """Images that have to be asked what they hold before everything can be planned."""
         return unique(ref for host in self.hosts for ref in host.unknown)
+
+    @property
+    def left_out(self) -> list[str]:
+        """What the inventory defines and the run leaves out, as it was turned back."""
+        return left_out_texts(self.revisions)
 
     @property
     def changes(self) -> int:
