@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a fleet between two runs: one that died half-way, a hold, a host that is down, a drain by hand."""
+"""What happens to a fleet between two runs: one that died half-way or was turned back, a host without an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import PARTITION_KINDS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import first_model, templates
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls import SimulatedRun
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FleetModel, Running
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import Playbook
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import RunLimits, simulate
 from hypothesis import strategies as st
 
@@ -87,6 +90,30 @@ def _note_trials(state: dict[str, Any], part: dict[str, Any]) -> None:
         for history in state.get("generations") or ():
             if binding.get("trial") and history["deployment"] == binding["deployment"]:
                 history["trial"] = {**copy.deepcopy(binding["trial"]), "since": SINCE}
+
+
+def turned_back(
+    done: Planned, inventory: Inventory, site: Site, failed: tuple[Any, str], now: str = SINCE
+) -> Site:
+    """What the hosts have when a batch failed its verdict in a phase, and was turned back and held."""
+    batch, phase = failed
+    known = templates(done.plan, way_back=True)
+    context = SimulatedRun(first_model(done.plan, known), known, {}, {}, set(), False, [])
+    playbook = Playbook(context, done.todo, done.plan.balancers, lambda: None)
+    playbook.run(done.operation, until=(batch["number"], phase))
+    playbook.run_phases(batch, batch["way_back"])
+    after = died_at(Moment.of(batch["text"], context.model), done, inventory, site)
+    for entry in done.todo:
+        steps = (entry["plan"].get("rollout") or {}).get("holds", {}).get(batch["deployment"], {})
+        for binding in steps["hold"]["args"]["bindings"] if steps else ():
+            held = {**copy.deepcopy(binding["held"]), "why": "slower", "since": now}
+            history = _history(after.states[entry["name"]], binding["deployment"])
+            history.update(held=held, trial=None, ended=now)
+    return after
+
+
+def _history(state: dict[str, Any], deployment: str) -> dict[str, Any]:
+    return next(item for item in state["generations"] if item["deployment"] == deployment)
 
 
 def _balancer_then(balancer: BalancerPlan, moment: Moment, site: Site) -> dict[str, Any]:

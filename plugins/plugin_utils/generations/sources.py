@@ -349,12 +349,9 @@ def _select_stored(host: Host, sources: Mapping[str, DeploymentSource]) -> Store
             record = history.as_of(source.generation)
             if record is not None:
                 stored += [RecordedInstance(record, member, path) for member in record.members]
-            elif source.kind == HELD and source.generation > 0:
-                left += there.get(name, ())
-                if name in there:
-                    warnings.append(
-                        f"{name} has no record of generation {source.generation} here: left as it is"
-                    )
+            elif source.kind == HELD and name in there and not history.kept:
+                left += there[name]  # its record is lost, so nobody knows what was turned back here
+                warnings.append(f"{name} is held, and has no record of its generations here: left as it is")
             elif name in there:
                 warnings.append(
                     f"{name} did not exist here as of generation {source.generation}: its instances are removed"

@@ -125,10 +125,10 @@ def foreign_model_names(
     claims: dict[str, dict[str, str]] = {}
     for stages in planned:
         for item in stages.serve.instances:
-            made = (
-                item.generation if isinstance(item, RecordedInstance) and item.generation.endpoint else None
-            )
-            for model in made.models if made else ():
+            # One that works for another server is never asked.
+            recorded = isinstance(item, RecordedInstance) and not item.member.headless
+            made = item.generation if isinstance(item, RecordedInstance) and recorded else None
+            for model in made.models if made and made.endpoint else ():
                 known_to_ask = ((stages.host.name, item.name), model) in asked
                 if made and made.deployment not in owners.get(model, {made.deployment}) and not known_to_ask:
                     claims.setdefault(made.deployment, {})[stages.host.name] = model

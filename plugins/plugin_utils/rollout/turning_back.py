@@ -40,7 +40,7 @@ def _earlier(revision: RevisionChange, hosts: Sequence[Host]) -> int:
 def holds_of(
     batches: Sequence[Batch], revisions: Revisions, hosts: Sequence[Host], earlier: Mapping[str, int]
 ) -> dict[str, Holds]:
-    """Return, for each deployment that changes, the holds that follow when it is turned back; without their reasons.
+    """Return, for each deployment that starts instances, the holds that follow when it is turned back, without reasons.
 
     Held with it are deployments with which it exchanges GPUs or ports, as they cannot go on without it, and those that
     stop serving a model name which it serves, as nobody would serve it. Nothing is held because of a generation that
@@ -49,7 +49,8 @@ def holds_of(
     members = [item for batch in batches for group in batch.groups for item in group.members]
     exchanges = _exchanges(batches)
     found: dict[str, Holds] = {}
-    for name in dict.fromkeys(batch.deployment for batch in batches):
+    coming = {item.deployment for item in members if item.new is not None}
+    for name in dict.fromkeys(batch.deployment for batch in batches if batch.deployment in coming):
         revision = revisions.get(name)
         if revision is None or not _is_new(revision, hosts) or _unrecorded(name, hosts):
             continue

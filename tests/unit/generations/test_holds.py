@@ -12,6 +12,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     UPGRADE,
     OperationRequest,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 
 from tests.worlds.generations_world import (
@@ -159,6 +160,20 @@ def test_a_host_that_came_later_does_not_end_a_hold() -> None:
         "server llama-0",
         "server llama-1",
     ]
+
+
+def test_a_host_whose_record_is_lost_keeps_what_it_has() -> None:
+    """What of it was turned back is not known; a host that records only what was turned back has that removed."""
+    states = turned_back()
+    states["n1"]["generations"] = []
+    plan = planned(states, llama(16))
+    assert actions(plan.to_json()["hosts"]["n1"]) == []
+    assert "llama is held, and has no record of its generations here: left as it is" in explain(plan)
+    states = upgraded()
+    (history,) = states["n1"]["generations"]
+    history["kept"] = [made for made in history["kept"] if made["generation"] == 2]
+    plan = planned(bind(states, *states, held=FAILED), llama(16))
+    assert actions(plan.to_json()["hosts"]["n1"]) == ["remove_server llama-0", "remove_server llama-1"]
 
 
 def test_an_engine_of_which_a_host_is_down_stays_held() -> None:
