@@ -206,8 +206,9 @@ def play(
     return Played(done.returncode, done.stdout + done.stderr, calls)
 
 
-SITE = "site"
+SITE, RECORD = "site", "record"
 PLAYS = {
+    RECORD: ({"upgrade": "Record the generations to serve"}, "todo_vllm_serve"),
     STOP: ({"stop": "Stop"}, "todo_rollout"),
     BENCHMARK: ({"parts/measure": "Measure, a few instances at a time"}, "todo_rollout"),
     SITE: (
@@ -236,6 +237,8 @@ def short(name: str, given: dict[str, Any]) -> str:
         found = given["bindings"][0]
         if found.get("held"):
             return f"hold {found['held']['generation']}"
+        if "trial" not in found:
+            return "free"
         if found["trial"] is None:
             return "trial ended"
         return (
@@ -410,6 +413,13 @@ def test_what_no_load_balancer_takes_is_asked_itself(tmp_path: Path, health: int
     recorded = [line for line in (tmp_path / "log").read_text().splitlines() if '"failed": [2]' in line]
     assert len(recorded) == 3 * held
     assert all("Asked directly, llama-0 does not answer either" in line for line in recorded)
+
+
+def test_upgrade_yml_records_where_no_instance_changes(tmp_path: Path) -> None:
+    """Such as the end of a hold: the inventory says again what runs, so nobody is of a rollout."""
+    ends = {"generations": [], "bindings": [{"deployment": "llama", "held": None}], "instances": []}
+    done = play(tmp_path, operation=RECORD, parts={"n1": ends, "n2": {**ends, "bindings": []}})
+    assert (done.rc, done.calls) == (0, ["free"])
 
 
 # ---- load balancers that die -------------------------------------------------------------------------
