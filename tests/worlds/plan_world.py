@@ -277,6 +277,14 @@ def _partitioned(before: list[dict[str, Any]], change: Mapping[str, Any]) -> lis
     return made
 
 
+def _bound(history: Mapping[str, Any]) -> set[int]:
+    """The generations that a hold or an open rollout names, which are not pruned."""
+    held, trial = history["held"] or {}, history["trial"] or {}
+    return {held.get("generation"), *held.get("failed", ()), trial.get("generation"), trial.get("before")} - {
+        None
+    }
+
+
 def store(after: dict[str, Any], todo: Mapping[str, Any], now: str = NOW) -> None:
     """What the module serving_generation does of a host's part of plan.json."""
     kept = {item["deployment"]: copy.deepcopy(item) for item in after.get("generations") or ()}
@@ -285,7 +293,9 @@ def store(after: dict[str, Any], todo: Mapping[str, Any], now: str = NOW) -> Non
             item["deployment"], {"deployment": item["deployment"], "held": None, "trial": None, "kept": []}
         )
         made = {key: value for key, value in item.items() if key != "needed"}
-        history["kept"] = [*history["kept"], {**copy.deepcopy(made), "made": now}][-5:]
+        kept_all = [*history["kept"], {**copy.deepcopy(made), "made": now}]
+        bound = _bound(history)
+        history["kept"] = [one for one in kept_all[:-5] if one["generation"] in bound] + kept_all[-5:]
     for item in todo["bindings"]:
         history = kept[item["deployment"]]
         if item["held"] is None:

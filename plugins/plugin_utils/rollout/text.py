@@ -238,7 +238,7 @@ def _next(batch: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> str:
         return (
             "What ran before is not recorded, so nothing is held."
             if batch["lost"]
-            else f"Nothing is held, as all instances of {name} run generation {batch['generation']} already."
+            else f"Nothing is held, as generation {batch['generation']} is what {name} ran before."
         )
     mine = _units([item for item in done if item["deployment"] == name])
     what = f"{name} is held" if held == [name] else f"{', '.join(held)} are held together"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ...module_utils.common.generations import Hold
+from ...module_utils.common.generations import History, Hold
 from ..desired.fleet import Host
 from ..generations.revisions import RevisionChange
 from ..generations.sources import INVENTORY, histories_by_name, running_numbers
@@ -43,8 +43,8 @@ def holds_of(
     """Return, for each deployment that starts instances, the holds that follow when it is turned back, without reasons.
 
     Held with it are deployments with which it exchanges GPUs or ports, as they cannot go on without it, and those that
-    stop serving a model name which it serves, as nobody would serve it. Nothing is held because of a generation that
-    all instances run already, as it is not new, nor where what ran before is unknown, as it cannot be kept.
+    stop serving a model name which it serves, as nobody would serve it. Nothing is held because of a definition that is
+    not new, nor where what ran before is unknown, as it cannot be kept.
     """
     members = [item for batch in batches for group in batch.groups for item in group.members]
     exchanges = _exchanges(batches)
@@ -52,7 +52,7 @@ def holds_of(
     coming = {item.deployment for item in members if item.new is not None}
     for name in dict.fromkeys(batch.deployment for batch in batches if batch.deployment in coming):
         revision = revisions.get(name)
-        if revision is None or not _is_new(revision, hosts) or _unrecorded(name, hosts):
+        if revision is None or not _is_new(revision, hosts, earlier.get(name, 0)) or _unrecorded(name, hosts):
             continue
         names = {one for one in exchanges[name] if one in earlier}
         names |= {one for other in _leaving(names, members) for one in exchanges[other] if one in earlier}
@@ -64,12 +64,27 @@ def holds_of(
     return found
 
 
-def _is_new(revision: RevisionChange, hosts: Sequence[Host]) -> bool:
-    """Return whether a generation is not served everywhere yet."""
+def _is_new(revision: RevisionChange, hosts: Sequence[Host], earlier: int) -> bool:
+    """Return whether a definition is neither served everywhere yet, nor what it would go back to.
+
+    The latter is put back into the inventory after a rollout was interrupted.
+    """
     if revision.source.kind != INVENTORY or revision.generation is None:
         return False
     runs = set().union(*(running_numbers(host, revision.deployment) for host in hosts))
-    return bool(revision.source.trial) or runs != {revision.generation}
+    if runs == {revision.generation} and not revision.source.trial:
+        return False
+    return any(_changes(revision, host, earlier) for host in hosts)
+
+
+def _changes(revision: RevisionChange, host: Host, earlier: int) -> bool:
+    """Return whether a host's instances are to be others than those of an earlier generation."""
+    step = revision.hosts.get(host.name)
+    if step is None:
+        return False
+    history = next(histories_by_name([host], revision.deployment), History(revision.deployment))
+    new, old = step.record or history.as_of(step.wanted or 0), history.as_of(earlier)
+    return (new.specs if new else {}) != (old.specs if old else {})
 
 
 def _unrecorded(name: str, hosts: Sequence[Host]) -> bool:
