@@ -157,10 +157,14 @@ def _bound_lines(deployment: str, before: Mapping[str, Any], after: Mapping[str,
         if new:
             failed = ", ".join(str(number) for number in new.get("failed") or ())
             turned = f", {failed} turned back" if failed else ""
-            lines.append(f"{deployment} {begins} generation {new['generation']}{turned} ({new['why']})")
+            lines.append(f"{deployment} {begins} {_generation(new)}{turned} ({new['why']})")
         else:
-            lines.append(f"{deployment} {ends} generation {old['generation']}")
+            lines.append(f"{deployment} {ends} {_generation(old)}")
     return lines
+
+
+def _generation(bound: Mapping[str, Any]) -> str:
+    return f"generation {bound['generation']}" if bound["generation"] else "no generation"
 
 
 def _too_old(
