@@ -155,7 +155,7 @@ class ActionModule(ControllerAction):
             "kinds": list(options["kinds"]),
             "run": run,
             "partial": list(news.partial),
-            "left_out": plan.left_out,
+            "ignored": plan.ignored,
             "hold": request.hold_seconds(options, data),
             "changes": news.changes,
             "text": text,

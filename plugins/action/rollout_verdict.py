@@ -80,7 +80,7 @@ class ActionModule(ControllerAction):
             bad = bool(failed or unmended or ended)
         else:
             text = summarize_rollout(
-                operation, rollout["batches"], ended, before, unmended, rollout["left_out"]
+                operation, rollout["batches"], ended, before, unmended, rollout["ignored"]
             )
             bad = ended is not None
         if not bad:

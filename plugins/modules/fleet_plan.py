@@ -281,7 +281,7 @@ partial:
   type: list
   elements: str
   sample: [registry.example/vllm:nightly]
-left_out:
+ignored:
   description: A text for each deployment whose definition in the inventory is left out, as it was turned back.
   returned: success
   type: list

@@ -37,12 +37,12 @@ def _turned_back(hold: Hold) -> str:
     return f": generation{'s' if len(hold.failed) > 1 else ''} {numbers} {verb} turned back"
 
 
-def left_out_texts(revisions: Iterable[RevisionChange]) -> list[str]:
+def ignored_texts(revisions: Iterable[RevisionChange]) -> list[str]:
     """Return a line for each deployment whose definition in the inventory is left out because of a hold."""
     return [
         f"{hold_text(revision.deployment, revision.source.held)}. Its definition in the inventory is left out. {ENDS}"
         for revision in revisions
-        if revision.source.left_out and revision.source.held
+        if revision.source.ignored and revision.source.held
     ]
 
 
@@ -51,7 +51,7 @@ def binding_warnings(revisions: Iterable[RevisionChange]) -> list[str]:
     found = []
     for revision in revisions:
         source, trial = revision.source, revision.source.trial
-        if source.kind == HELD and source.held and not source.left_out:
+        if source.kind == HELD and source.held and not source.ignored:
             found.append(f"deployment {hold_text(revision.deployment, source.held)}")
         elif source.kind in (INVENTORY, RUNNING) and trial:
             composed = source.kind == INVENTORY and revision.generation != trial.generation

@@ -41,8 +41,8 @@ def review_holds(fleet: Fleet, selection: SourceSelection, factory: InstanceFact
         ends = {name: found[name] for name in group if found[name] not in (TURNED_BACK, UNKNOWN)}
         for name in group if ends else ():
             released[name] = ends.get(name) or f"it was turned back with {', '.join(ends)}, which changed"
-    left_out = {name for name, kind in found.items() if kind == TURNED_BACK and name not in released}
-    return HoldReview(released, frozenset(left_out))
+    ignored = {name for name, kind in found.items() if kind == TURNED_BACK and name not in released}
+    return HoldReview(released, frozenset(ignored))
 
 
 def _together(holds: Mapping[str, Hold]) -> list[list[str]]:

@@ -74,7 +74,7 @@ class RevisionChange:
             "known": self.already_recorded,
             "why": self.why,
             "held": held.to_json() if held else None,
-            "left_out": self.source.left_out,
+            "ignored": self.source.ignored,
             "trial": trial.to_json() if trial else None,
             "hosts": {
                 name: {"from": step.runs, "to": step.wanted, "record": step.record is not None}

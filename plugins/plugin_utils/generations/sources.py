@@ -33,7 +33,7 @@ class DeploymentSource:
     """The source of a deployment's instances on all hosts.
 
     generation: of a stored source, else None. held, trial: the hold and the open rollout when the run began. hold: that
-    a rollback sets. released: why the hold ends with this run. left_out: the inventory defines what was turned back, so
+    a rollback sets. released: why the hold ends with this run. ignored: the inventory defines what was turned back, so
     it is not followed.
     """
 
@@ -43,7 +43,7 @@ class DeploymentSource:
     trial: OpenRollout | None = None
     hold: Hold | None = None
     released: str = ""
-    left_out: bool = False
+    ignored: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class StoredSelection:
 class HoldReview:
     """What becomes of holds.
 
-    released: why those end that do. left_out: deployments whose definition is still the one that was turned back.
+    released: why those end that do. ignored: deployments whose definition is still the one that was turned back.
     """
 
     released: Mapping[str, str] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,9 @@ def choose_sources(
     )
 
 
-def left_out(selection: SourceSelection, review: HoldReview) -> SourceSelection:
+def mark_ignored(selection: SourceSelection, review: HoldReview) -> SourceSelection:
     """Return the selection with what was found out about holds that stay."""
-    found = {name: replace(selection.sources[name], left_out=True) for name in review.left_out}
+    found = {name: replace(selection.sources[name], ignored=True) for name in review.ignored}
     return replace(selection, sources={**selection.sources, **found}) if found else selection
 
 

@@ -48,7 +48,7 @@ TITLES = {
 def explain(plan: FleetPlan, full: bool = False) -> str:
     """Return the plan's text: each host's changes with reasons; `full` adds every rendered setting with its source."""
     busy = [host for host in plan.hosts if host.actions]
-    lines = [line for text in plan.left_out for line in wrap(text, WIDTH, "Held: ", "      ")]
+    lines = [line for text in plan.ignored for line in wrap(text, WIDTH, "Held: ", "      ")]
     lines += [*([""] if lines else []), _summary(plan, len(busy))]
     for names, host in _alike(busy):
         lines += ["", f"{names}: {_gpus(host)}", *_actions(host)]

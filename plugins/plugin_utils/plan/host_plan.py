@@ -12,7 +12,7 @@ from ..desired.actions import ALIVE, Action
 from ..desired.fleet import Host
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.servers import HostBackends
-from ..generations.bindings import left_out_texts
+from ..generations.bindings import ignored_texts
 from ..generations.drift import wanted_of
 from ..generations.restore import rollback_resources
 from ..generations.revisions import RevisionChange
@@ -187,9 +187,9 @@ class FleetPlan:
         return unique(ref for host in self.hosts for ref in host.unknown)
 
     @property
-    def left_out(self) -> list[str]:
+    def ignored(self) -> list[str]:
         """What the inventory defines and the run leaves out, as it was turned back."""
-        return left_out_texts(self.revisions)
+        return ignored_texts(self.revisions)
 
     @property
     def changes(self) -> int:

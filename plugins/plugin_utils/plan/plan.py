@@ -23,7 +23,7 @@ from ..generations.sources import (
     SourceSelection,
     ahead_of_time,
     choose_sources,
-    left_out,
+    mark_ignored,
 )
 from ..instances.factory import InstanceFactory
 from ..instances.planned import RecordedInstance, Serving, running_member
@@ -166,7 +166,7 @@ def plan_fleet(
     review = review_holds(checked.fleet, checked.selection, factory)
     if review.released:  # they are composed after all
         checked = check_fleet(checked.fleet, checked.request, checked.now, review)
-    request, selection = checked.request, left_out(checked.selection, review)
+    request, selection = checked.request, mark_ignored(checked.selection, review)
     fleet = selection.fleet
     problems: list[Problem] = [*selection.problems, *checked.problems]
     arriving = arriving_repositories(fleet.hosts)

@@ -87,7 +87,7 @@ class RolloutPlan:
     """The rollout, and by host: its steps by batch and phase, the trials that it begins, and what ends them.
 
     unmeasured: the instances ("host/name") that a measurement leaves out, and why. holds: by host and deployment, the
-    steps that record what is held when it is turned back. left_out: what the run does not do because of earlier holds.
+    steps that record what is held when it is turned back. ignored: what the run does not do because of earlier holds.
     """
 
     operation: str
@@ -99,14 +99,14 @@ class RolloutPlan:
     finish: Mapping[str, dict[str, Any]]
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     holds: Mapping[str, Mapping[str, Mapping[str, Step]]] = field(default_factory=dict)
-    left_out: Sequence[str] = ()
+    ignored: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What the playbook needs of all hosts; steps are with the hosts."""
         return {
             "operation": self.operation,
             "batches": list(self.batches),
-            "left_out": list(self.left_out),
+            "ignored": list(self.ignored),
             "soak": self.policy.soak,
             "measured_hosts": self.measured_hosts,
             "returned": self.returned,
@@ -260,7 +260,7 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
         if ends:
             finish[name] = no_trial(ends)
     return RolloutPlan(
-        wanted.operation, rollout, policy, listed, steps, begun, finish, omitted, holding, plan.left_out
+        wanted.operation, rollout, policy, listed, steps, begun, finish, omitted, holding, plan.ignored
     ), problems
 
 

@@ -127,11 +127,11 @@ def summarize_rollout(
     ended: int | None,
     verdict: Mapping[str, Any],
     unmended: Mapping[str, str],
-    left_out: Sequence[str] = (),
+    ignored: Sequence[str] = (),
 ) -> str:
     """Return what was done.
 
-    ended: the number of the batch that ended the rollout. unmended: hosts where the rollback failed. left_out: what was
+    ended: the number of the batch that ended the rollout. unmended: hosts where the rollback failed. ignored: what was
     not tried because of earlier holds; a run that succeeds says it in its last play.
     """
     if not batches:
@@ -169,7 +169,7 @@ def summarize_rollout(
         lines.append(
             "The rollout stopped. Fix the cause and run the same command again; it continues from here."
         )
-    return "\n".join([*lines, *left_out])
+    return "\n".join([*lines, *ignored])
 
 
 def summarize_measurement(

@@ -98,7 +98,7 @@ def todo_hosts(
 
 def _holding(plan: FleetPlan) -> list[str]:
     """Return the hosts that keep a deployment of which the inventory's definition is left out."""
-    names = {revision.deployment for revision in plan.revisions if revision.source.left_out}
+    names = {revision.deployment for revision in plan.revisions if revision.source.ignored}
     return [
         host.host.name
         for host in plan.hosts

@@ -15,7 +15,7 @@ import yaml
 from tests import ROOT
 
 TEXT = "llama is held at generation 1: generation 2 was turned back (slower)."
-LEFT_OUT = {"fleet_plan_result": {"left_out": [TEXT]}}
+LEFT_OUT = {"fleet_plan_result": {"ignored": [TEXT]}}
 
 
 def play(tmp_path: Path, before: list[dict[str, Any]], held: bool = True, **env: str) -> tuple[int, str]:

@@ -43,7 +43,7 @@ def turned_back() -> States:
 
 def choice(plan: FleetPlan, name: str = "llama") -> tuple[str, bool]:
     found = turn(plan, name)
-    return found["choice"], found["left_out"]
+    return found["choice"], found["ignored"]
 
 
 STAYS, ENDS, UNKNOWN = ("held", True), ("inventory", False), ("held", False)
@@ -111,7 +111,7 @@ def test_a_limit_to_hosts_that_are_alike_in_both_ends_nothing() -> None:
     assert choice(planned(states, llama(16), **OWN)) == STAYS
     assert choice(planned(states, llama(), **OWN)) == ENDS
     alone = planned(only(states, "n2"), llama(16), groups={"instinct": ["n1", "n2"]}, **OWN)
-    assert (choice(alone), alone.changes, alone.left_out) == (UNKNOWN, 0, [])
+    assert (choice(alone), alone.changes, alone.ignored) == (UNKNOWN, 0, [])
     assert choice(planned(only(states, "n1"), llama(16))) == STAYS
     assert choice(planned(only(states, "n1"), llama())) == ENDS
 
@@ -243,7 +243,7 @@ def test_what_was_turned_back_together_is_held_together(
     assert choices(plan) == expected
     if expected == [STAYS, STAYS]:
         assert plan.changes == 0
-        assert [line.partition(" since")[0] for line in plan.left_out] == [
+        assert [line.partition(" since")[0] for line in plan.ignored] == [
             "chat is held, and not started,",
             "llama is held at generation 1",
         ]

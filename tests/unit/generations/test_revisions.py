@@ -22,7 +22,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.bindings import (
     binding_warnings,
-    left_out_texts,
+    ignored_texts,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.revisions import RevisionChange
 from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import (
@@ -325,7 +325,7 @@ def test_a_hold_follows_to_hosts_that_were_away() -> None:
                 "deployment llama is held, and not started, since s: generations 1, 2 were turned back (slower)"
             ],
         ),
-        (DeploymentSource(HELD, 1, Hold(1, "slower", "s", (2,)), left_out=True), []),  # said before all else
+        (DeploymentSource(HELD, 1, Hold(1, "slower", "s", (2,)), ignored=True), []),  # said before all else
         (
             DeploymentSource(INVENTORY, None, Hold(1, "slower", "s"), OpenTrial(2, "more", "s")),
             ["deployment llama has an unfinished upgrade to generation 2 since s (more), and the inventory"],
@@ -351,7 +351,7 @@ def test_a_hold_follows_to_hosts_that_were_away() -> None:
 def test_what_does_not_follow_the_inventory_is_told(choice: DeploymentSource, expected: list[str]) -> None:
     revisions = [RevisionChange("llama", choice, 1, 1, False, False, "")]
     lines = binding_warnings(revisions)
-    assert len(left_out_texts(revisions)) == int(choice.left_out)
+    assert len(ignored_texts(revisions)) == int(choice.ignored)
     assert len(lines) == len(expected)
     assert all(text.startswith(start) for text, start in zip(lines, expected, strict=True))
 

@@ -74,7 +74,7 @@ def test_the_first_generation_and_the_next() -> None:
     first = planned(two(), llama())
     assert turn(first) == {
         "deployment": "llama", "choice": "inventory", "generation": 1, "before": None, "new": True, "known": False,
-        "why": "first deployment", "held": None, "left_out": False, "trial": None,
+        "why": "first deployment", "held": None, "ignored": False, "trial": None,
         "hosts": {name: {"from": None, "to": 1, "record": True} for name in ("n1", "n2")},
     }  # fmt: skip
     states = run(two(), llama())
@@ -377,7 +377,7 @@ def test_a_held_deployment_is_left_and_repaired() -> None:
     states = run(upgraded(), llama(16), BACK)
     plan = planned(states, llama(16))
     assert (plan.changes, plan.warnings) == (0, ())
-    (line,) = plan.left_out
+    (line,) = plan.ignored
     assert line.startswith(
         "llama is held at generation 1 since 2026-11-21T22:00:00Z: generation 2 was turned back (answers got worse). "
         "Its definition in the inventory is left out. It ends when"
@@ -435,8 +435,8 @@ def test_an_upgrade_lifts_the_hold_but_not_for_what_was_turned_back() -> None:
     states = run(upgraded(), llama(16), BACK)
     upgrade = OperationRequest(UPGRADE)
     again = planned(states, llama(16), upgrade)
-    assert (again.changes, len(again.left_out)) == (0, 1)
-    assert again.left_out[0].endswith("To try the same definition again: upgrade.yml -e again=true.")
+    assert (again.changes, len(again.ignored)) == (0, 1)
+    assert again.ignored[0].endswith("To try the same definition again: upgrade.yml -e again=true.")
     retried = planned(states, llama(16), OperationRequest(UPGRADE, retry=True)).to_json()["hosts"]["n1"]
     assert actions(retried) == ["hold llama", "server llama-0", "server llama-1"]
     other = planned(states, llama(32), upgrade)

@@ -381,7 +381,7 @@ def test_a_host_gets_its_own_part_and_one_without_any_an_empty_one() -> None:
         "soak": made.policy.soak,
         "measured_hosts": [],
         "returned": [],
-        "left_out": [],
+        "ignored": [],
     }
     steps = {
         str(number): {phase: {"action": step.action, "args": step.args} for phase, step in found.items()}

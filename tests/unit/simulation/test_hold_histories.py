@@ -95,7 +95,7 @@ def one_run(draw: Any, fleet: Fleet) -> None:
         return
     assert not done.plan.excluded, (fleet.told, done.plan.excluded)
     held = fleet.failed == wanted and not again
-    assert bool(done.plan.left_out) == held, (fleet.told, fleet.failed, done.plan.left_out)
+    assert bool(done.plan.ignored) == held, (fleet.told, fleet.failed, done.plan.ignored)
     if not held:
         fleet.failed = ""
     if ends == "a failed verdict" and (there := [one for one in failures(done) if one[0]["holds"]]):
@@ -121,7 +121,7 @@ def assert_nothing_left(left: Planned, after: Site, held: bool, fleet: Fleet) ->
         fleet.told,
         [host.actions for host in (*left.plan.hosts, *left.plan.balancers) if host.actions],
     )
-    assert bool(left.plan.left_out) == held, fleet.told
+    assert bool(left.plan.ignored) == held, fleet.told
     holds = {
         (name, history["deployment"])
         for name, state in after.states.items()

@@ -157,7 +157,7 @@ def held_and_left(
     assert left.changes == 0, (
         f"{told}: {[host.actions for host in (*left.hosts, *left.balancers) if host.actions]}"
     )
-    held = {item.deployment for item in left.revisions if item.source.left_out}
+    held = {item.deployment for item in left.revisions if item.source.ignored}
     assert held >= batch["holds"].keys(), told
     return settled_then
 

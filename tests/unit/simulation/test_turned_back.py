@@ -97,7 +97,7 @@ def test_what_served_serves_on_and_the_edit_is_held(edit: str, operation: str) -
     assert names(site) == names(settled(before))
     left = planned(after, site, operation)
     assert (left.plan.changes, left.rollout.batches if left.rollout else ()) == (0, ())
-    assert sorted(line.partition(" ")[0] for line in left.plan.left_out) == sorted(holds)
+    assert sorted(line.partition(" ")[0] for line in left.plan.ignored) == sorted(holds)
     assert all("fleet_held" in entry["groups"] for entry in left.todo)
     assert left.todo
     assert holding(site) == holds
@@ -114,11 +114,11 @@ def test_what_ends_it(edit: str, operation: str, way: str) -> None:
     other = of(*({**one, "engine_args": {"max_num_seqs": 8}} for one in after.deployments))
     wanted = {"put back": before, "again": after, "another definition": other}[way]
     done = planned(wanted, site, operation, retry=way == "again", upgrade_min_in=1)
-    assert done.plan.left_out == []
+    assert done.plan.ignored == []
     site = carried_out(done, wanted, site, LATER[1])
     assert (holding(site), names(site)) == ({}, names(settled(wanted)))
     left = planned(wanted, site, operation)
-    assert (left.plan.changes, left.plan.left_out, left.todo) == (0, [], [])
+    assert (left.plan.changes, left.plan.ignored, left.todo) == (0, [], [])
 
 
 def test_what_served_before_is_not_held_when_it_is_put_back_after_an_interruption() -> None:
