@@ -107,8 +107,8 @@ class ActionModule(ControllerAction):
         balancers, files = reader.balancers(offline), VaultReader(self._loader)
         going = {this_run().id, *(() if options["take_over"] else (lease.run for lease in foreign))}
         balancers = tuple(host.beside(going) for host in balancers)
-        lock, fresh = self._pins(options, checked.composed, reader, base)
-        models = read_models(checked.composed, base)
+        lock, fresh = self._pins(options, checked.candidates, reader, base)
+        models = read_models(checked.candidates, base)
         policy = SecretsPolicy(
             make=options["apply"] and not self._task.check_mode,
             replace=tuple(options["new_secrets"]),
@@ -130,7 +130,7 @@ class ActionModule(ControllerAction):
             if late and options["apply"] and not self._task.check_mode:
                 raise FleetError(late)
             plan = replace(plan, warnings=(*plan.warnings, *(problem.text() for problem in late)))
-            found = () if offline else resolve.access_warnings(checked.composed, lock, fresh, reader.token)
+            found = () if offline else resolve.access_warnings(checked.candidates, lock, fresh, reader.token)
             plan = news = replace(plan, warnings=(*plan.warnings, *warned(foreign), *found))
         others = set(groups.get(GROUP, ())) - set(names)
         data, rollout = plan.to_json(), request.requested_rollout(options, plan, endpoint, others)
@@ -164,6 +164,7 @@ class ActionModule(ControllerAction):
             "kinds": list(options["kinds"]),
             "run": run,
             "partial": list(news.partial),
+            "ignored": plan.ignored,
             "hold": request.hold_seconds(options, data),
             "changes": news.changes,
             "text": text,

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import MEASUREMENTS
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.failures import failure_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.judge import judge_batch
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
-    judge_batch,
     summarize_measurement,
     summarize_rollout,
     unmended_message,
@@ -45,12 +45,15 @@ class ActionModule(ControllerAction):
         if batch is None:
             return self._end(rollout, before, facts)
         if before.get("stop"):
-            return {"changed": False, **_kept(before), "phases": [], "steps": {}}
+            return {"changed": False, **_kept(before), "phases": []}
         alive = set(facts["ansible_play_hosts"])
         notes = _notes(facts, batch["hosts"], FAILURE, batch["number"])
         # Without what was to start first on hosts that it awaits, the batch changed nothing.
         gone = [host for host in (*batch["hosts"], *batch["awaits"]) if host not in alive]
-        failures = {host: failure_of(note["action"], note["result"]) for host, note in notes.items()}
+        failures = {
+            host: failure_of(note["action"], note["result"], _asked(note, host, batch))
+            for host, note in notes.items()
+        }
         verdict = judge_batch(batch, failures, gone)
         self.show(verdict.message)
         lost = {**(before.get("lost") or {}), **_lost(facts, batch["hosts"])}
@@ -76,11 +79,19 @@ class ActionModule(ControllerAction):
             text = summarize_measurement(operation, rollout["batches"], ended, failed, unmended)
             bad = bool(failed or unmended or ended)
         else:
-            text = summarize_rollout(operation, rollout["batches"], ended, before, unmended)
+            text = summarize_rollout(
+                operation, rollout["batches"], ended, before, unmended, rollout["ignored"]
+            )
             bad = ended is not None
         if not bad:
             self.show(text)
         return {"changed": False, "failed": bad, "msg": text}
+
+
+def _asked(note: Mapping[str, Any], host: str, batch: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The batch's instances of a host as they were found when they had not entered service."""
+    mine = {name for unit in batch["units"] for name in unit}
+    return [item for item in note.get("asked") or () if f"{host}/{item['name']}" in mine]
 
 
 def _kept(before: Mapping[str, Any]) -> dict[str, Any]:

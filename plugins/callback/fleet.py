@@ -123,7 +123,8 @@ class CallbackModule(Default):
         planning = result.task.action == PLAN
         text = message(result.result)
         if not ignore_errors:
-            self._keep(result, text if planning or result.task.action in VERDICTS else short(text))
+            whole = planning or result.task.action in VERDICTS or is_finding(result.task)
+            self._keep(result, text if whole else short(text))
             self.planning = self.planning or planning
         if self._display.verbosity:
             super().v2_runner_on_failed(result, ignore_errors=ignore_errors)
@@ -173,7 +174,7 @@ class CallbackModule(Default):
         name = result.host.get_name()
         address = str(result.host.vars.get("ansible_host", name))
         action = str(result.task.action)
-        if action == "ansible.builtin.fail" and result.task.run_once is True:
+        if is_finding(result.task):
             action = FINDING
         error = HostError(result.task.get_name(), text, text.replace(address, ""), action)
         if action in VERDICTS:  # it tells of what was rescued before, too
@@ -196,6 +197,11 @@ def _actions(play: Any) -> list[str]:
     tasks = (task for block in play.get_tasks() for task in block)
     names = (str(getattr(task, "action", "")) for task in tasks)
     return [name for name in names if name.startswith(COLLECTION)]
+
+
+def is_finding(task: Any) -> bool:
+    """Return whether a task fails for what a playbook found, and not because of a host."""
+    return task.action == "ansible.builtin.fail" and task.run_once is True
 
 
 def summary(

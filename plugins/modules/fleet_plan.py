@@ -292,6 +292,11 @@ partial:
   type: list
   elements: str
   sample: [registry.example/vllm:nightly]
+ignored:
+  description: A text for each deployment whose definition in the inventory is left out, as it was turned back.
+  returned: success
+  type: list
+  elements: str
 hold:
   description: Seconds for which a batch may keep instances out of a load balancer; other runs wait as long.
   returned: success

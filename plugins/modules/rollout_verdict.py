@@ -9,11 +9,11 @@ module: rollout_verdict
 short_description: Decide how a rollout continues after a batch
 version_added: "0.1.0"
 description:
-  - Runs on the control node, once for all hosts, after each batch. If a host of the batch recorded a failure, the
-    batch is rolled back (if possible) and held there, and the rollout ends. If a host cannot be reached any more, the
-    rollout ends, and finished batches stay.
-  - A failure of Docker, a disk, the load balancers or of something else around the release is no verdict on it. The
-    hosts that failed go back (if possible), nothing is held, and the same command continues.
+  - Runs on the control node, once for all hosts, after each batch. If an instance of the batch failed by itself, or
+    the canary's verdict is bad, the batch is rolled back (if possible) and held there, and the rollout ends. If a host
+    cannot be reached any more, the rollout ends, and finished batches stay.
+  - Any other failure, such as one of Docker, a disk, the load balancers or a time-out, is no verdict on the release.
+    The hosts that failed go back (if possible), nothing is held, and the same command continues.
   - A measurement goes on after a failure; the instances concerned return to service as soon as they are ready.
   - At the end, without O(batch), reports the rollout's result, and fails if the rollout ended early, or if a
     measurement failed somewhere.
@@ -82,9 +82,9 @@ phases:
   type: list
   elements: str
   returned: with O(batch)
-steps:
-  description: What all hosts do in some of these phases, such as to hold the deployment.
-  type: dict
+hold_why:
+  description: RV(why) in the length that a hold keeps.
+  type: str
   returned: with O(batch)
 why:
   description: The reason for the decision.

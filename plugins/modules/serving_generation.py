@@ -34,8 +34,11 @@ options:
     description:
       - Holds and trials of deployments, each with C(deployment) and C(held) or C(trial) or both. A missing key leaves
         the hold or trial unchanged, and null removes it.
-      - C(held) has C(generation) and C(why), C(trial) also has C(units) and C(baseline). C(since) defaults to the
-        present time.
+      - C(held) has C(generation) (0 for a deployment of which nothing served before), C(why), C(failed), the
+        generations that were turned back, and C(together), the deployments that were turned back with it.
+      - C(trial) has C(generation), C(why), C(units), C(baseline) and C(before), the generation to which the rollout
+        goes back if it fails.
+      - C(since) defaults to the present time.
     type: list
     elements: dict
     default: []
@@ -46,7 +49,7 @@ options:
     default: []
   keep:
     description:
-      - Generations of a deployment to keep, in addition to those that are held, on trial, or run by instances.
+      - Generations of a deployment to keep, in addition to those that a hold or a trial names, or instances run.
     type: int
     default: 5
   at:
@@ -84,7 +87,7 @@ EXAMPLES = r"""
   instinct.fleet.serving_generation:
     bindings:
       - deployment: llama
-        held: {generation: 2, why: generation 3 is 30 % slower}
+        held: {generation: 2, why: generation 3 is 30 % slower, failed: [3]}
   become: true
 
 - name: End the hold

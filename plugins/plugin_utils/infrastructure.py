@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
-from ..module_utils.common.endpoint import BALANCER
+from ..module_utils.common.endpoint import BALANCER, NOT_IN_SERVICE
+
+STEP = "step"
+"""The class of a failed step that says nothing about instances: a time-out, a lost connection, a module's own error."""
 
 CLASSES = frozenset(
     (
         "infrastructure",  # a canary about which nothing could be found out
+        STEP,
         BALANCER,
+        NOT_IN_SERVICE,  # of an instance that answers when it is asked directly (rollout/failures.py)
+        "waiting",  # for GPU memory or other hosts: vLLM was not started
+        "gpu_not_clean",
+        "peer_lost",
         "docker",
         "cannot_stop",
         "cannot_remove",
@@ -18,6 +26,7 @@ CLASSES = frozenset(
         "image_missing",
         "no_device",
         "supervisor_missing",
+        "secrets_missing",
         "removed",
         "other_run",
         "stale_plan",

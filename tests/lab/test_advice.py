@@ -24,7 +24,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.status import rows 
 from .conftest import Lab
 from .endpoint import RATE, Endpoint
 from .faults import ENGINES, NetworkCut
-from .helpers import deployment, wait_for
+from .helpers import LEFT_OUT, deployment, wait_for
 from .test_rollout import FRESH, runs
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
@@ -148,7 +148,7 @@ def follow(lab: Lab, advice: str) -> list[str]:
         words = shlex.split(args)
         run = lab.play(playbook, *(["--skip-tags", "benchmark"] if playbook == "site" else []), *words)
         # A host that is not reached is named; what can be done without it is done.
-        assert run.rc == 0 or "not reached" in run.out, f"{playbook} {args}:\n{run.out[-4000:]}"
+        assert run.rc in (0, LEFT_OUT) or "not reached" in run.out, f"{playbook} {args}:\n{run.out[-4000:]}"
         done.append(f"{playbook}.yml{args}")
     return done
 
@@ -180,7 +180,7 @@ def test_every_advice_is_followed_and_nothing_is_lost(endpoint: Endpoint, troubl
     print(f"| {trouble.name} | {rows[0]['state']} | {'; '.join(done) or '-'} | {found.begun} |")
     assert len(runs(lab)) == 1
     site = lab.play("site", "--skip-tags", "benchmark")
-    assert (site.rc, site.changed()) == (0, []), site.out[-3000:]
+    assert (site.rc in (0, LEFT_OUT), site.changed()) == (True, []), site.out[-3000:]
 
 
 def test_every_advice_for_a_state_is_tried() -> None:

@@ -49,7 +49,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu
 
 from tests.worlds.balancer_world import DRAW, MATERIAL, NEVER, found
-from tests.worlds.plan_world import LOCK, apply_to_state, fleet, knowledge, render, state
+from tests.worlds.plan_world import LOCK, NOW, apply_to_state, fleet, knowledge, render, state
 
 SECRETS = {name: f"sk-instances-{name}-" + "i" * 30 for name in ("first", "second")}
 
@@ -171,17 +171,18 @@ def _balancer(name: str, address: str, site: Site) -> BalancerHost:
     return made
 
 
-def carried_out(done: Planned, inventory: Inventory, site: Site) -> Site:
+def carried_out(done: Planned, inventory: Inventory, site: Site, now: str = NOW) -> Site:
     """What the hosts have after a plan was carried out, all of it."""
     data = done.plan.to_json()["hosts"]
-    states = {
-        name: apply_to_state(found, data[name]) if name in data else copy.deepcopy(found)
-        for name, found in site.states.items()
-    }
+    states = {name: copy.deepcopy(found) for name, found in site.states.items() if name not in data}
     for name, host in data.items():
-        states[name] = apply_to_state(site.states.get(name, state(hostname=name)), host)
+        states[name] = apply_to_state(site.states.get(name, state(hostname=name)), host, now)
         if host["instance_key_file"]:
             states[name]["instance_key"] = instance_key(inventory.key).mark
+    for name, ends in (done.rollout.finish if done.rollout else {}).items():
+        over = {binding["deployment"] for binding in ends["bindings"]}
+        for history in states[name].get("generations") or ():
+            history.update({"trial": None, "ended": now} if history["deployment"] in over else {})
     seen = dict(site.seen)
     for balancer in done.plan.balancers:
         seen[balancer.host.name] = configured(balancer)

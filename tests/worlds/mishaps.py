@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a fleet between two runs: one that died half-way, a hold, a host that is down, a drain by hand."""
+"""What happens to a fleet between two runs: one that died half-way or was turned back, a host without an answer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import Any
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import PARTITION_KINDS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import first_model, templates
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls import SimulatedRun
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FleetModel, Running
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import Playbook
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import RunLimits, simulate
 from hypothesis import strategies as st
 
 from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, configured
+from tests.worlds.plan_world import NOW
 
 Draw = Callable[[Any], Any]
 SINCE = "2026-11-21T23:00:00Z"
@@ -60,9 +64,14 @@ def may_die(done: Planned) -> bool:
     return not any(action.kind in PARTITION_KINDS for host in done.plan.hosts for action in host.actions)
 
 
-def died_at(moment: Moment, done: Planned, inventory: Inventory, site: Site) -> Site:
-    """What the hosts have when the controller of a run died at a moment, after it had recorded the generations."""
-    after = carried_out(done, inventory, site)
+def died_at(
+    moment: Moment, done: Planned, inventory: Inventory, site: Site, times: tuple[str, str] = (NOW, SINCE)
+) -> Site:
+    """What the hosts have when the controller of a run died at a moment, after it had recorded the generations.
+
+    times: when the run recorded the generations, and when its rollout began.
+    """
+    after = carried_out(done, inventory, site, times[0])
     running: dict[str, list[Running]] = {}
     for item in moment.instances:
         running.setdefault(item.host, []).append(item)
@@ -76,17 +85,48 @@ def died_at(moment: Moment, done: Planned, inventory: Inventory, site: Site) -> 
             for item in running.get(name, ())
         ]  # fmt: skip
     for entry in done.todo:
-        _note_trials(after.states.get(entry["name"], {}), entry["plan"])
+        _note_trials(after.states.get(entry["name"], {}), entry["plan"], times[1])
     for balancer in done.plan.balancers:
         after.seen[balancer.host.name] = _balancer_then(balancer, moment, site)
     return after
 
 
-def _note_trials(state: dict[str, Any], part: dict[str, Any]) -> None:
+def _note_trials(state: dict[str, Any], part: dict[str, Any], since: str) -> None:
     for binding in part.get("bindings") or ():
         for history in state.get("generations") or ():
             if binding.get("trial") and history["deployment"] == binding["deployment"]:
-                history["trial"] = {**copy.deepcopy(binding["trial"]), "since": SINCE}
+                history["trial"] = {**copy.deepcopy(binding["trial"]), "since": since}
+
+
+def turned_back(
+    done: Planned,
+    inventory: Inventory,
+    site: Site,
+    failed: tuple[Any, str],
+    times: tuple[str, str] = (NOW, SINCE),
+) -> Site:
+    """What the hosts have when a batch failed its verdict in a phase, and was turned back and held.
+
+    times: when the run recorded the generations, and when it held them.
+    """
+    batch, phase = failed
+    known = templates(done.plan, way_back=True)
+    context = SimulatedRun(first_model(done.plan, known), known, {}, {}, set(), False, [])
+    playbook = Playbook(context, done.todo, done.plan.balancers, lambda: None)
+    playbook.run(done.operation, until=(batch["number"], phase))
+    playbook.run_phases(batch, batch["way_back"])
+    after = died_at(Moment.of(batch["text"], context.model), done, inventory, site, times)
+    for entry in done.todo:
+        steps = (entry["plan"].get("rollout") or {}).get("holds", {}).get(batch["deployment"], {})
+        for binding in steps["hold"]["args"]["bindings"] if steps else ():
+            held = {**copy.deepcopy(binding["held"]), "why": "slower", "since": times[1]}
+            history = _history(after.states[entry["name"]], binding["deployment"])
+            history.update(held=held, trial=None, ended=times[1])
+    return after
+
+
+def _history(state: dict[str, Any], deployment: str) -> dict[str, Any]:
+    return next(item for item in state["generations"] if item["deployment"] == deployment)
 
 
 def _balancer_then(balancer: BalancerPlan, moment: Moment, site: Site) -> dict[str, Any]:

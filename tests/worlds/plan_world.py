@@ -211,7 +211,10 @@ def actions(host: Mapping[str, Any]) -> list[str]:
     return [f"{item['kind']} {item['target']}" for item in host["actions"]]
 
 
-def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[str, Any]:
+NOW = "2026-11-21T22:00:00Z"
+
+
+def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any], now: str = NOW) -> dict[str, Any]:
     """What node_state reports after a host's part of plan.json was applied; uses nothing but that part."""
     after = copy.deepcopy(dict(found))
     if "git" in todo["packages"]:
@@ -250,7 +253,7 @@ def apply_to_state(found: Mapping[str, Any], todo: Mapping[str, Any]) -> dict[st
         )
     started = {server["name"] for server in todo["servers"]}
     removed = [*todo["remove"], *(todo["partition"]["remove"] if todo["partition"] else [])]
-    store(after, todo)
+    store(after, todo, now)
     after["instances"] = [item for item in after["instances"] if item["name"] not in (*removed, *started)] + [
         {
             "name": server["name"],
@@ -274,7 +277,15 @@ def _partitioned(before: list[dict[str, Any]], change: Mapping[str, Any]) -> lis
     return made
 
 
-def store(after: dict[str, Any], todo: Mapping[str, Any], now: str = "2026-11-21T22:00:00Z") -> None:
+def _bound(history: Mapping[str, Any]) -> set[int]:
+    """The generations that a hold or an open rollout names, which are not pruned."""
+    held, trial = history["held"] or {}, history["trial"] or {}
+    return {held.get("generation"), *held.get("failed", ()), trial.get("generation"), trial.get("before")} - {
+        None
+    }
+
+
+def store(after: dict[str, Any], todo: Mapping[str, Any], now: str = NOW) -> None:
     """What the module serving_generation does of a host's part of plan.json."""
     kept = {item["deployment"]: copy.deepcopy(item) for item in after.get("generations") or ()}
     for item in todo["generations"]:
@@ -282,13 +293,17 @@ def store(after: dict[str, Any], todo: Mapping[str, Any], now: str = "2026-11-21
             item["deployment"], {"deployment": item["deployment"], "held": None, "trial": None, "kept": []}
         )
         made = {key: value for key, value in item.items() if key != "needed"}
-        history["kept"] = [*history["kept"], {**copy.deepcopy(made), "made": now}][-5:]
+        kept_all = [*history["kept"], {**copy.deepcopy(made), "made": now}]
+        bound = _bound(history)
+        history["kept"] = [one for one in kept_all[:-5] if one["generation"] in bound] + kept_all[-5:]
     for item in todo["bindings"]:
         history = kept[item["deployment"]]
         if item["held"] is None:
             history.update(held=None, lifted=now)
         else:
             history["held"] = {**item["held"], "since": item["held"]["since"] or now}
+        if "trial" in item:
+            history.update(trial=None, ended=now)
     after["generations"] = [kept[name] for name in sorted(kept)]
 
 

@@ -229,31 +229,56 @@ class Generation:
 
 @dataclass(frozen=True)
 class Hold:
-    """A hold: the deployment stays at a generation until upgrade.yml; since: UTC."""
+    """A hold: the deployment stays at a generation, as long as the inventory defines what was turned back.
+
+    Attributes:
+        generation: 0 for a deployment of which nothing served before
+        since: UTC
+        failed: the generations that were turned back; () in records that do not say it
+        together: the deployments that were turned back with it, as instances took over from each other
+    """
 
     generation: int
     why: str
     since: str = ""
+    failed: tuple[int, ...] = ()
+    together: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the form of the store."""
-        return {"generation": self.generation, "why": self.why, "since": self.since}
+        return {
+            "generation": self.generation,
+            "why": self.why,
+            "since": self.since,
+            "failed": list(self.failed),
+            "together": list(self.together),
+        }
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> Hold:
         """Build it from what to_json returned. Raise KeyError, TypeError or ValueError for other data."""
-        return cls(int(item["generation"]), str(item["why"]), str(item.get("since") or ""))
+        return cls(
+            int(item["generation"]),
+            str(item["why"]),
+            str(item.get("since") or ""),
+            tuple(int(number) for number in item.get("failed") or ()),
+            tuple(str(name) for name in item.get("together") or ()),
+        )
 
 
 @dataclass(frozen=True)
 class OpenRollout:
-    """A rollout in progress or interrupted: groups that have the new generation, and the old generation's figures."""
+    """A rollout in progress or interrupted: groups that have the new generation, and the old generation's figures.
+
+    before: the generation to which it goes back when it fails; None in records that do not say it.
+    """
 
     generation: int
     why: str
     since: str = ""
     units: tuple[Any, ...] = ()
     baseline: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    before: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the form of the store."""
@@ -263,6 +288,7 @@ class OpenRollout:
             "since": self.since,
             "units": list(self.units),
             "baseline": dict(self.baseline),
+            "before": self.before,
         }
 
     @classmethod
@@ -274,6 +300,7 @@ class OpenRollout:
             str(item.get("since") or ""),
             tuple(item.get("units") or ()),
             dict(item.get("baseline") or {}),
+            None if item.get("before") is None else int(item["before"]),
         )
 
 

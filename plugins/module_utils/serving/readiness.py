@@ -148,7 +148,7 @@ def _not_ready(client: DockerClient, server: ServerSpec, seconds: int, last: Pro
     said = supervisor.read_state(cache_of(server))
     if said and said.state == "waiting":
         return ServerFailed(
-            "not_ready",
+            "waiting",
             f"no token after {seconds} s; vLLM was not started: {said.why}",
             "It starts by itself as soon as that is over, unless it is stopped: run again then.",
         )

@@ -155,10 +155,16 @@ def _bound_lines(deployment: str, before: Mapping[str, Any], after: Mapping[str,
         if (old.get("generation"), old.get("why")) == (new.get("generation"), new.get("why")):
             continue
         if new:
-            lines.append(f"{deployment} {begins} generation {new['generation']} ({new['why']})")
+            failed = ", ".join(str(number) for number in new.get("failed") or ())
+            turned = f", {failed} turned back" if failed else ""
+            lines.append(f"{deployment} {begins} {_generation(new)}{turned} ({new['why']})")
         else:
-            lines.append(f"{deployment} {ends} generation {old['generation']}")
+            lines.append(f"{deployment} {ends} {_generation(old)}")
     return lines
+
+
+def _generation(bound: Mapping[str, Any]) -> str:
+    return f"generation {bound['generation']}" if bound["generation"] else "no generation"
 
 
 def _too_old(
@@ -168,6 +174,9 @@ def _too_old(
     numbers = sorted({*store.numbers(deployment), *more})
     state = store.state(deployment)
     bound = [item["generation"] for item in (state["held"], state["trial"]) if item]
+    # What was turned back is compared with the inventory, and what was before the rollout is gone back to.
+    bound += [number for item in (state["held"],) if item for number in item.get("failed") or ()]
+    bound += [item["before"] for item in (state["trial"],) if item and item.get("before")]
     return [number for number in numbers[:-keep] if number not in {*needed, *bound}]
 
 

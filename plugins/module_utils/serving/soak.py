@@ -14,6 +14,10 @@ from ..docker.client import DockerClient, Json
 from ..observe.supervisor_file import supervisor_file
 
 POLL_SECONDS = 1.0
+ENDED = "ended"
+"""The class of an instance that ended without a failure on record."""
+NOT_BY_ITSELF = ("absent", "paused")
+"""States that no instance enters by itself."""
 
 
 def watch(
@@ -24,9 +28,11 @@ def watch(
     end = time.monotonic() + seconds
     while True:
         leave_if_abandoned()
-        wrong = [text for name in names for text in [_wrong(name, first[name], _seen(client, name))] if text]
+        wrong = {name: found for name in names if (found := _wrong(name, first[name], _seen(client, name)))}
         if wrong:
-            raise NodeError("; ".join(wrong), changed=False)
+            servers = [{"name": name, "class": kind} for name, (kind, _unused) in wrong.items()]
+            text = "; ".join(text for _unused, text in wrong.values())
+            raise NodeError(text, changed=False, servers=servers)
         left = end - time.monotonic()
         if left <= 0:
             return {"changed": False, "seconds": round(seconds, 1), "servers": list(names)}
@@ -54,21 +60,27 @@ def supervised(name: str) -> Json:
     return supervisor_file(paths.cache_dir(name)) or {}
 
 
-def _wrong(name: str, first: Json, now: Json) -> str:
+def _wrong(name: str, first: Json, now: Json) -> tuple[str, str] | None:
+    """Return the kind of what is wrong with an instance, and a text; None if nothing is."""
+    if now["status"] in NOT_BY_ITSELF:
+        return "removed", f"{name} does not run any more: its container is {now['status']}"
+    new = now["failures"] != first.get("failures")
+    kind = str(_last(now).get("kind") or ENDED) if new else ENDED
     if now["status"] != "running":
         code = f" with code {now['code']}" if now["status"] == "exited" else ""
-        return f"{name} does not run any more: its container is {now['status']}{code}{_why(now)}"
+        return kind, f"{name} does not run any more: its container is {now['status']}{code}{_why(now)}"
     if now["started"] != first.get("started"):
-        return f"{name} was restarted while it was watched{_why(now)}"
-    if now["failures"] != first.get("failures") or now["supervisor"] == "gave_up":
-        return f"{name}: its vLLM ended while it was watched{_why(now)}"
-    return ""
+        return kind, f"{name} was restarted while it was watched{_why(now)}"
+    if new or now["supervisor"] == "gave_up":
+        return kind, f"{name}: its vLLM ended while it was watched{_why(now)}"
+    return None
 
 
 def _why(now: Json) -> str:
     """Return the last failure recorded by the supervisor."""
-    failures = now.get("failures") or []
-    if not failures:
-        return ""
-    last = failures[-1]
-    return f" ({last.get('kind')}: {last.get('line')} | {last.get('next_step')})"
+    last = _last(now)
+    return f" ({last.get('kind')}: {last.get('line')} | {last.get('next_step')})" if last else ""
+
+
+def _last(now: Json) -> Json:
+    return dict((now.get("failures") or [{}])[-1])

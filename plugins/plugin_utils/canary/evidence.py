@@ -18,7 +18,7 @@ from ..accuracy.results import DeploymentRun
 from ..infrastructure import CLASSES
 from .accuracy import AccuracyComparison, AccuracyEvidence, compare_accuracy
 from .tolerances import CanaryTolerances
-from .verdict import OK, Measurements, SpeedVerdict, judge_speed, runs_of
+from .verdict import OK, SLOWER, Measurements, SpeedVerdict, judge_speed, runs_of
 
 SCHEMA = 1
 GARBAGE, BROKEN, LESS_ACCURATE = "garbage", "broken", "less accurate"
@@ -151,6 +151,13 @@ def measured(bench: Result, name: str, reference: str) -> tuple[Measurements | N
     ), ""
 
 
+def _measured_alone(bench: Result, name: str, reference: str) -> bool:
+    """Return whether this instance could not be measured, and its reference could: else it is not of the release."""
+    entries = {entry["instance"]: entry for entry in bench.get("benchmarks") or ()}
+    beside = entries.get(reference) if reference else None
+    return name in entries and not (beside and beside["error"])
+
+
 def _results(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return what vLLM wrote in each run of an entry of vllm_bench."""
     return [run["result"] for run in entry["runs"] if not run["error"]]
@@ -178,8 +185,8 @@ def judge_canary(
     if failed:
         return CanaryVerdict(INFRASTRUCTURE, (failed,), before.notes)
     identity = smoke.get("instance") or {}
-    if not identity:
-        return CanaryVerdict(BROKEN, (str(smoke.get("msg") or "the new instance cannot be probed"),))
+    if not identity:  # the module did not get to the instance: what one answers, or not, it returns
+        return CanaryVerdict(INFRASTRUCTURE, (str(smoke.get("msg") or "the new instance was not asked"),))
     same_model, same_size, other = _differences(before.identity, identity)
     warnings = [*before.notes, *other]
     answered = _judge_answers(before, smoke, same_model)
@@ -209,7 +216,8 @@ def judge_canary(
         window, problem = measured(bench, name, before.reference)
         if window is None:
             why = (f"it could not be measured: {problem}",)
-            return replace(answered, kind=BROKEN, reasons=why, measurements=tuple(windows))
+            kind = BROKEN if _measured_alone(bench, name, before.reference) else INFRASTRUCTURE
+            return replace(answered, kind=kind, reasons=why, measurements=tuple(windows))
         windows.append(window)
     speed = judge_speed(before.window, windows, rules)
     warnings += speed.warnings
@@ -220,6 +228,11 @@ def judge_canary(
     if not same_size and state != OK:
         state = OK
         warnings.append("slower, but ignored, because the model or the number of GPUs changed")
+    if state == SLOWER and not speed.more and before.reference and windows[-1].reference is None:
+        lost = (
+            f"the reference {before.reference} could not be measured, without which slower runs prove nothing"
+        )
+        return replace(answered, kind=INFRASTRUCTURE, reasons=(lost, *lines), measurements=tuple(windows))
     return replace(
         answered,
         kind=state,

@@ -10,7 +10,7 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
 
-from ...module_utils.common.generations import Generation, GenerationMember, History
+from ...module_utils.common.generations import Generation, GenerationMember, History, Hold
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 """Of deployments and instances; they are parts of paths, of container names and of a load balancer's configuration."""
@@ -47,13 +47,26 @@ def _check(history: History) -> None:
         _check_generation(made, history.deployment)
     numbers = [made.generation for made in history.kept]
     _require(len(set(numbers)) == len(numbers), "generation", numbers)
+    if history.held:
+        _check_hold(history.held)
+    if history.trial:
+        _require(0 < history.trial.generation <= _GENERATIONS, "generation", history.trial.generation)
+        _require(0 <= (history.trial.before or 0) <= _GENERATIONS, "before", history.trial.before)
     for bound in (history.held, history.trial):
         if bound:
-            _require(0 < bound.generation <= _GENERATIONS, "generation", bound.generation)
             _matches(_TIME, "since", bound.since)
             _printable("why", bound.why)
     _matches(_TIME, "lifted", history.lifted)
     _matches(_TIME, "ended", history.ended)
+
+
+def _check_hold(held: Hold) -> None:
+    _require(0 <= held.generation <= _GENERATIONS, "generation", held.generation)
+    for number in held.failed:
+        _require(held.generation < number <= _GENERATIONS, "failed", number)
+    _require(held.generation > 0 or bool(held.failed), "generation", held.generation)
+    for name in held.together:
+        _matches(NAME, "together", name)
 
 
 def _check_generation(made: Generation, deployment: str) -> None:

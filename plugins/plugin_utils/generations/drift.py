@@ -10,6 +10,7 @@ from ...module_utils.common.errors import natural
 from ...module_utils.common.generations import Generation, History
 from ..desired.actions import ALIVE
 from ..desired.node_state import NodeState, ObservedInstance
+from .bindings import ENDS, hold_text
 
 UNKNOWN, FILES, STOPPED, MISSING, SURPLUS, DIFFERS, HELD, TRIAL, BROKEN = (
     "unknown", "files", "stopped", "missing", "surplus", "differs", "held", "trial", "broken",
@@ -59,8 +60,8 @@ def _of_host(host: str, name: str, history: History, there: Iterable[ObservedIns
         yield Drift(BROKEN, host, name, "", f"its record cannot be read: {history.broken}", fix)
         return
     if history.held:
-        text = f"held at generation {history.held.generation} since {history.held.since} ({history.held.why})"
-        yield Drift(HELD, host, name, "", text, "upgrade.yml ends the hold.")
+        text = hold_text(name, history.held).removeprefix(f"{name} is ")
+        yield Drift(HELD, host, name, "", text, ENDS)
     if history.trial:
         text = (
             f"unfinished upgrade to generation {history.trial.generation} since {history.trial.since} "

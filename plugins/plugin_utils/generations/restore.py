@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.generations import Generation
 from ..desired.actions import has_image
-from ..desired.fleet import ANY, LOCAL, Fleet, Host
+from ..desired.fleet import ANY, LOCAL, Host
 from ..desired.node_state import NodeState
-from ..instances.factory import InstanceFactory
 from ..instances.planned import Planned, RecordedInstance, Serving
-from ..placement.layout import Layout, lay_out_fleet
-from .sources import HELD, DeploymentSource, SourceSelection, StoredSelection, histories_of
+from ..placement.layout import Layout
+from .sources import HELD, DeploymentSource, StoredSelection
 
 
 def partition_modes(host: Host, layout: Layout) -> str:
@@ -143,30 +141,6 @@ def _describe(item: Serving) -> str:
     if isinstance(item, RecordedInstance):
         return f"instance {item.name} of generation {item.generation.generation}"
     return f"instance {item.name}"
-
-
-def releasable_holds(fleet: Fleet, selection: SourceSelection, factory: InstanceFactory) -> set[str]:
-    """Return held deployments whose definition in the inventory equals the held generation on every host."""
-    found: set[str] = set()
-    for name, source in selection.sources.items():
-        if source.kind != HELD or source.generation is None:
-            continue
-        hosts = tuple(
-            replace(host, deployments=tuple(item for item in host.deployments if item.name == name))
-            for host in fleet.hosts
-        )
-        layouts, wrong = lay_out_fleet(replace(fleet, hosts=hosts))
-        histories = histories_of(fleet)[name]
-        same = not wrong
-        for host in hosts if same else ():
-            layout = layouts[host.name]
-            instances, odd = factory.instances(host, layout, fleet.catalog)
-            history = histories.get(host.name)
-            record = history.as_of(source.generation) if history else None
-            specs = {item.name: item.spec_hash for item in instances}
-            same = same and not odd and not layout.unplaced and specs == (record.specs if record else {})
-        found.update({name} if same else ())
-    return found
 
 
 def rollback_resources(host: Host, instances: Iterable[Serving]) -> list[dict[str, Any]]:

@@ -7,27 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...module_utils.common.errors import Problem
-from ...module_utils.common.generations import UPGRADE, Generation, History, Hold, OperationRequest
+from ...module_utils.common.generations import Generation, History
 from ..desired.actions import Action
 from ..desired.fleet import Host
 from ..instances.planned import Planned, compose_generation
 from .diff import describe_changes
-from .sources import (
-    HELD,
-    INVENTORY,
-    ROLLED_BACK,
-    RUNNING,
-    DeploymentSource,
-    SourceSelection,
-    histories_of,
-    running_numbers,
-)
+from .sources import HELD, INVENTORY, DeploymentSource, SourceSelection, histories_of, running_numbers
 from .toolkit import ToolkitChange, toolkit_change
 
 FIRST = "first deployment"
 GONE = "no deployment defines it here any longer"
-OPERATOR = "the operator rolled back"
 ROLE = "vllm_serve"
 SOURCE = "the node's record of generations"
 
@@ -88,6 +77,7 @@ class RevisionChange:
             "known": self.already_recorded,
             "why": self.why,
             "held": held.to_json() if held else None,
+            "ignored": self.source.ignored,
             "trial": trial.to_json() if trial else None,
             "hosts": {
                 name: {"from": step.runs, "to": step.wanted, "record": step.record is not None}
@@ -223,49 +213,6 @@ def _why(
     return describe_changes(old, new) if old.members else "deployed again"
 
 
-def refused_upgrades(revisions: Iterable[RevisionChange], request: OperationRequest) -> list[Problem]:
-    """Return problems of upgrades to a generation that was rolled back."""
-    found = []
-    for revision in revisions:
-        held = revision.source.held
-        back = held and revision.already_recorded and (revision.generation or 0) > held.generation
-        if (
-            request.operation == UPGRADE
-            and revision.source.kind == INVENTORY
-            and held
-            and back
-            and not request.retry
-        ):
-            what = (
-                f"{revision.deployment}: the inventory still defines generation "
-                f"{revision.generation}, which was rolled "
-                f"back to {held.generation} at {held.since} ({held.why})."
-            )
-            found.append(Problem((), what, "Change the deployment, or retry it with -e again=true."))
-    return found
-
-
-def binding_warnings(revisions: Iterable[RevisionChange]) -> list[str]:
-    """Return warnings about deployments that do not follow the inventory, or that a rollout has not finished."""
-    found = []
-    for revision in revisions:
-        held, trial = revision.source.held, revision.source.trial
-        if revision.source.kind == HELD and held:
-            found.append(
-                f"deployment {revision.deployment} is held at generation {held.generation} since {held.since} "
-                f"({held.why}); changes in the inventory take effect with upgrade.yml"
-            )
-        elif revision.source.kind in (INVENTORY, RUNNING) and trial:
-            composed = revision.source.kind == INVENTORY and revision.generation != trial.generation
-            other = f", and the inventory defines generation {revision.generation} since then"
-            found.append(
-                f"deployment {revision.deployment} has an unfinished upgrade to generation {trial.generation} since "
-                f"{trial.since} ({trial.why}){other if composed else ''}: site.yml, "
-                f"deploy.yml and upgrade.yml continue it, rollback.yml -e deployment={revision.deployment} undoes it"
-            )
-    return found
-
-
 # ---- actions of a host -------------------------------------------------------------------------------
 
 
@@ -293,53 +240,3 @@ def records(host: str, revisions: Iterable[RevisionChange]) -> list[dict[str, An
         for step in (revision.hosts.get(host) for revision in revisions)
         if step and step.record
     ]
-
-
-def bindings(
-    host: Host, revisions: Iterable[RevisionChange], request: OperationRequest
-) -> tuple[tuple[dict[str, Any], Action], ...]:
-    """Return the holds that a run sets or lifts on a host, as arguments of the module serving_generation."""
-    histories = {item.deployment: item for item in (host.state.generations if host.state else ())}
-    found = []
-    for revision in revisions:
-        history = histories.get(revision.deployment)
-        if history is None:
-            continue
-        source, there = revision.source, history.held
-        wanted: Hold | None = there
-        reason = ""
-        if source.kind == ROLLED_BACK and source.generation is not None:
-            wanted, reason = (
-                Hold(source.generation, request.why or OPERATOR),
-                "site.yml must not undo the rollback",
-            )
-        elif source.kind == HELD:
-            wanted, reason = source.held, "it is held on the other hosts of the deployment"
-        elif source.kind == INVENTORY and there:
-            wanted, reason = None, _why_lifted(revision, request)
-        if _same(wanted, there):
-            continue
-        entry = {"deployment": revision.deployment, "held": wanted.to_json() if wanted else None}
-        action = Action(
-            "hold", ROLE, revision.deployment, _format_hold(there), _format_hold(wanted), reason, SOURCE
-        )
-        found.append((entry, action))
-    return tuple(found)
-
-
-def _why_lifted(revision: RevisionChange, request: OperationRequest) -> str:
-    if request.operation == UPGRADE:
-        return "upgrade.yml was run"
-    if revision.source.held is None:
-        return "it was lifted on the other hosts of the deployment"
-    return (
-        "the inventory's definition is what runs" if revision.hosts else "the inventory no longer defines it"
-    )
-
-
-def _same(one: Hold | None, other: Hold | None) -> bool:
-    return (one and (one.generation, one.why)) == (other and (other.generation, other.why))
-
-
-def _format_hold(hold: Hold | None) -> str:
-    return f"at generation {hold.generation}" if hold else "free"

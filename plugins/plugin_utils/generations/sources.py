@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ...module_utils.common.errors import FleetError, Path, Problem, natural, suggest
@@ -23,6 +23,8 @@ from ..instances.planned import RecordedInstance, running_member
 INVENTORY, HELD, ROLLED_BACK, RUNNING = "inventory", "held", "rollback", "running"
 """Sources. held, rollback: a stored generation; running: as it runs."""
 
+OPERATOR = "the operator rolled back"
+AGAIN = "it is to be tried again (again=true)"
 MAX_LISTED = 8
 
 
@@ -30,13 +32,18 @@ MAX_LISTED = 8
 class DeploymentSource:
     """The source of a deployment's instances on all hosts.
 
-    generation: of a stored source, else None. held, trial: the hold and the open rollout when the run began.
+    generation: of a stored source, else None. held, trial: the hold and the open rollout when the run began. hold: that
+    a rollback sets. released: why the hold ends with this run. ignored: the inventory defines what was turned back, so
+    it is not followed.
     """
 
     kind: str
     generation: int | None = None
     held: Hold | None = None
     trial: OpenRollout | None = None
+    hold: Hold | None = None
+    released: str = ""
+    ignored: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,25 +59,41 @@ class StoredSelection:
 
 
 @dataclass(frozen=True)
+class HoldReview:
+    """What becomes of holds.
+
+    released: why those end that do. ignored: deployments whose definition is still the one that was turned back.
+    """
+
+    released: Mapping[str, str] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class SourceSelection:
-    """The sources of a run. fleet: restricted to deployments that are composed from the inventory."""
+    """The sources of a run. fleet: restricted to deployments that are composed from the inventory.
+
+    candidates: those and the held ones, which are composed if their definition is not what was turned back.
+    """
 
     fleet: Fleet
+    candidates: Fleet
     sources: Mapping[str, DeploymentSource]
     hosts: Mapping[str, StoredSelection] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
 
 NOTHING = StoredSelection()
+NOT_REVIEWED = HoldReview()
 
 
 def choose_sources(
-    fleet: Fleet, request: OperationRequest, released: Iterable[str] = (), now: str = ""
+    fleet: Fleet, request: OperationRequest, review: HoldReview = NOT_REVIEWED, now: str = ""
 ) -> SourceSelection:
     """Choose the source of every deployment.
 
-    released: held deployments whose definition equals what runs. now: the time (UTC), after which no hold or trial can
-    have begun; "" if unknown. Raise FleetError if a rollback names no deployment.
+    review: of the holds, without which all of them stay. now: the time (UTC), after which no hold or trial can have
+    begun; "" if unknown. Raise FleetError if a rollback names no deployment.
     """
     histories = {
         name: {host: _until(history, now) for host, history in found.items()}
@@ -78,7 +101,6 @@ def choose_sources(
     }
     wanted = {item.name for host in fleet.hosts for item in host.deployments}
     names = sorted({*wanted, *histories, *_running_deployments(fleet)}, key=natural)
-    free = frozenset(released)
     problems = list(_unknown(request, names))
     if request.operation == ROLLBACK and not request.deployments:
         what = "is required: rollback.yml works on one deployment."
@@ -88,15 +110,15 @@ def choose_sources(
         )
     sources: dict[str, DeploymentSource] = {}
     for name in names:
-        bound = name in wanted and name not in free
-        source, found = _source_of(name, request, histories.get(name, {}), bound, fleet)
+        source, found = _source_of(name, request, histories.get(name, {}), review, fleet)
         sources[name] = source
         problems += found
     composed = {name for name, source in sources.items() if source.kind == INVENTORY}
     if composed == set(names):
-        return SourceSelection(fleet, sources, {}, tuple(problems))
+        return SourceSelection(fleet, fleet, sources, {}, tuple(problems))
     hosts: dict[str, StoredSelection] = {}
-    restricted = []
+    restricted, candidates = [], []
+    possible = composed | {name for name, source in sources.items() if source.kind == HELD}
     here = frozenset(host.name for host in fleet.hosts)
     others = {name: sources[name] for name in names if name not in composed}
     for host in fleet.hosts:
@@ -105,10 +127,28 @@ def choose_sources(
             host, stored, others, here, fleet.absent, fleet.spans
         )
         problems += found
-        mine = tuple(item for item in host.deployments if item.name in composed)
-        left = host if len(mine) == len(host.deployments) else replace(host, deployments=mine)
+        left = _restricted(host, composed)
+        candidates.append(_restricted(host, possible))
         restricted.append(left if request.operation in (DEPLOY, UPGRADE) else _without_host_changes(left))
-    return SourceSelection(replace(fleet, hosts=tuple(restricted)), sources, hosts, tuple(problems))
+    return SourceSelection(
+        replace(fleet, hosts=tuple(restricted)),
+        replace(fleet, hosts=tuple(candidates)),
+        sources,
+        hosts,
+        tuple(problems),
+    )
+
+
+def mark_ignored(selection: SourceSelection, review: HoldReview) -> SourceSelection:
+    """Return the selection with what was found out about holds that stay."""
+    found = {name: replace(selection.sources[name], ignored=True) for name in review.ignored}
+    return replace(selection, sources={**selection.sources, **found}) if found else selection
+
+
+def _restricted(host: Host, names: Collection[str]) -> Host:
+    """Return a host with some of its deployments."""
+    mine = tuple(item for item in host.deployments if item.name in names)
+    return host if len(mine) == len(host.deployments) else replace(host, deployments=mine)
 
 
 def _until(history: History, now: str) -> History:
@@ -149,6 +189,14 @@ def histories_of(fleet: Fleet) -> dict[str, dict[str, History]]:
     return found
 
 
+def histories_by_name(hosts: Iterable[Host], deployment: str) -> Iterator[History]:
+    """Yield the records of a deployment on these hosts."""
+    for host in hosts:
+        for history in host.state.generations if host.state else ():
+            if history.deployment == deployment:
+                yield history
+
+
 def running_numbers(host: Host, deployment: str) -> set[int]:
     """Return the generations of a host's containers of a deployment, as far as they are known."""
     found = (
@@ -173,25 +221,28 @@ def _unknown(request: OperationRequest, names: Iterable[str]) -> Iterable[Proble
 
 
 def _source_of(
-    name: str, request: OperationRequest, histories: Mapping[str, History], bound: bool, fleet: Fleet
+    name: str, request: OperationRequest, histories: Mapping[str, History], review: HoldReview, fleet: Fleet
 ) -> tuple[DeploymentSource, list[Problem]]:
-    """Return a deployment's source, and problems.
-
-    bound: the deployment is in the inventory, and a hold of it applies.
-    """
+    """Return a deployment's source, and problems."""
     held, trial = _binding(histories.values())
-    if not request.about(name):
-        return DeploymentSource(RUNNING, None, held, trial), []
-    if request.operation == UPGRADE:
-        return DeploymentSource(INVENTORY, None, held, trial), []
-    if request.operation == ROLLBACK:
+    if request.operation == ROLLBACK and request.about(name):
         number, problems = _target(name, request.generation, histories, fleet)
-        return DeploymentSource(ROLLED_BACK, number, held, trial), problems
-    if request.operation != DEPLOY:
+        hold = _hold_of_rollback(number, request, histories) if number is not None else None
+        return DeploymentSource(ROLLED_BACK, number, held, trial, hold), problems
+    if request.operation not in (DEPLOY, UPGRADE) or not request.about(name):
         return DeploymentSource(RUNNING, None, held, trial), []
-    if bound and held:
+    released = review.released.get(name, AGAIN if request.retry else "")
+    if held and not released:
         return DeploymentSource(HELD, held.generation, held, trial), []
-    return DeploymentSource(INVENTORY, None, held, trial), []
+    return DeploymentSource(INVENTORY, None, held, trial, released=released if held else ""), []
+
+
+def _hold_of_rollback(number: int, request: OperationRequest, histories: Mapping[str, History]) -> Hold:
+    """Return the hold of a rollback: what was newer is what the operator turned back."""
+    newer = {item.generation for history in histories.values() for item in history.kept} - {
+        *range(number + 1)
+    }
+    return Hold(number, request.why or OPERATOR, failed=tuple(sorted(newer)))
 
 
 def _binding(histories: Iterable[History]) -> tuple[Hold | None, OpenRollout | None]:
@@ -298,12 +349,9 @@ def _select_stored(host: Host, sources: Mapping[str, DeploymentSource]) -> Store
             record = history.as_of(source.generation)
             if record is not None:
                 stored += [RecordedInstance(record, member, path) for member in record.members]
-            elif source.kind == HELD:
-                left += there.get(name, ())
-                if name in there:
-                    warnings.append(
-                        f"{name} has no record of generation {source.generation} here: left as it is"
-                    )
+            elif source.kind == HELD and name in there and not history.kept:
+                left += there[name]  # its record is lost, so nobody knows what was turned back here
+                warnings.append(f"{name} is held, and has no record of its generations here: left as it is")
             elif name in there:
                 warnings.append(
                     f"{name} did not exist here as of generation {source.generation}: its instances are removed"

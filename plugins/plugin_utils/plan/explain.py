@@ -49,7 +49,8 @@ TITLES = {
 def explain(plan: FleetPlan, full: bool = False) -> str:
     """Return the plan's text: each host's changes with reasons; `full` adds every rendered setting with its source."""
     busy = [host for host in plan.hosts if host.actions]
-    lines = [_summary(plan, len(busy))]
+    lines = [line for text in plan.ignored for line in wrap(text, WIDTH, "Held: ", "      ")]
+    lines += [*([""] if lines else []), _summary(plan, len(busy))]
     for names, host in _alike(busy):
         lines += ["", f"{names}: {_gpus(host)}", *_actions(host)]
     lines += download_lines(plan.downloads, full)

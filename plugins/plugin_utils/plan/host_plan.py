@@ -13,6 +13,7 @@ from ..desired.fleet import Host
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.former import FormerBalancer
 from ..endpoint.servers import HostBackends
+from ..generations.bindings import ignored_texts
 from ..generations.drift import wanted_of
 from ..generations.restore import rollback_resources
 from ..generations.revisions import RevisionChange
@@ -187,6 +188,11 @@ class FleetPlan:
     def partial(self) -> tuple[str, ...]:
         """Images that have to be asked what they hold before everything can be planned."""
         return unique(ref for host in self.hosts for ref in host.unknown)
+
+    @property
+    def ignored(self) -> list[str]:
+        """What the inventory defines and the run leaves out, as it was turned back."""
+        return ignored_texts(self.revisions)
 
     @property
     def changes(self) -> int:

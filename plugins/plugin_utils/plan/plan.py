@@ -14,9 +14,17 @@ from ..desired.fleet import Fleet, Host
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.plan import EndpointInputs, excluded_balancers, plan_balancers
 from ..endpoint.servers import HostBackends, seen_servers
-from ..generations.restore import releasable_holds
-from ..generations.revisions import binding_warnings, refused_upgrades, revision_changes
-from ..generations.sources import SourceSelection, ahead_of_time, choose_sources
+from ..generations.bindings import binding_warnings
+from ..generations.holds import review_holds
+from ..generations.revisions import revision_changes
+from ..generations.sources import (
+    NOT_REVIEWED,
+    HoldReview,
+    SourceSelection,
+    ahead_of_time,
+    choose_sources,
+    mark_ignored,
+)
 from ..instances.factory import InstanceFactory
 from ..instances.planned import RecordedInstance, Serving, running_member
 from ..placement.layout import Layout, lay_out_fleet
@@ -53,14 +61,25 @@ class CheckedFleet:
         """The fleet with the deployments that are composed: what comes from records needs nothing of elsewhere."""
         return self.selection.fleet
 
+    @property
+    def candidates(self) -> Fleet:
+        """The fleet with these and the held deployments, of which it is not known yet whether they are composed."""
+        return self.selection.candidates
 
-def check_fleet(fleet: Fleet, request: OperationRequest = DEFAULT_REQUEST, now: str = "") -> CheckedFleet:
+
+def check_fleet(
+    fleet: Fleet,
+    request: OperationRequest = DEFAULT_REQUEST,
+    now: str = "",
+    review: HoldReview = NOT_REVIEWED,
+) -> CheckedFleet:
     """Lay out the instances on the hosts that can be planned; asks nothing of registries and hubs.
 
-    Raise FleetError for errors of the inventory and of the request, which no host can be left out for.
+    review: of the holds. Raise FleetError for errors of the inventory and of the request, which no host can be left out
+    for.
     """
     fleet = set_aside(fleet, request.operation)
-    checked = _laid_out(fleet, request, now)
+    checked = _laid_out(fleet, request, now, review)
     unfit = {
         **{host.name: reason(check_host(host)) for host in checked.composed.hosts if check_host(host)},
         **unlike_others(checked.composed, checked.problems),
@@ -68,16 +87,16 @@ def check_fleet(fleet: Fleet, request: OperationRequest = DEFAULT_REQUEST, now: 
     }
     if unfit:
         fleet = fleet.without(unfit)
-        checked = _laid_out(fleet, request, now)
+        checked = _laid_out(fleet, request, now, review)
     _raise_problems(checked.problems, fleet)
     return checked
 
 
-def _laid_out(fleet: Fleet, request: OperationRequest, now: str, free: Iterable[str] = ()) -> CheckedFleet:
+def _laid_out(fleet: Fleet, request: OperationRequest, now: str, review: HoldReview) -> CheckedFleet:
     if fleet.excluded and not fleet.hosts:  # each of them has its reason, which is all there is to say
-        return CheckedFleet(fleet, request, SourceSelection(fleet, {}), {})
+        return CheckedFleet(fleet, request, SourceSelection(fleet, fleet, {}), {})
     try:
-        selection = choose_sources(fleet, request, free, now)
+        selection = choose_sources(fleet, request, review, now)
     except FleetError as error:
         raise FleetError([*error.problems, *_excluded_hosts(fleet)]) from None
     layouts, problems = lay_out_fleet(selection.fleet)
@@ -106,10 +125,10 @@ def foreign_model_names(
     claims: dict[str, dict[str, str]] = {}
     for stages in planned:
         for item in stages.serve.instances:
-            made = (
-                item.generation if isinstance(item, RecordedInstance) and item.generation.endpoint else None
-            )
-            for model in made.models if made else ():
+            # One that works for another server is never asked.
+            recorded = isinstance(item, RecordedInstance) and not item.member.headless
+            made = item.generation if isinstance(item, RecordedInstance) and recorded else None
+            for model in made.models if made and made.endpoint else ():
                 known_to_ask = ((stages.host.name, item.name), model) in asked
                 if made and made.deployment not in owners.get(model, {made.deployment}) and not known_to_ask:
                     claims.setdefault(made.deployment, {})[stages.host.name] = model
@@ -144,10 +163,10 @@ def plan_fleet(
     without them. Raise FleetError with the problems of all hosts.
     """
     factory.use_starts(checked.fleet.hosts)
-    free = releasable_holds(checked.fleet, checked.selection, factory)
-    if free:  # they are composed after all
-        checked = _laid_out(checked.fleet, checked.request, checked.now, free)
-    request, selection = checked.request, checked.selection
+    review = review_holds(checked.fleet, checked.selection, factory)
+    if review.released:  # they are composed after all
+        checked = check_fleet(checked.fleet, checked.request, checked.now, review)
+    request, selection = checked.request, mark_ignored(checked.selection, review)
     fleet = selection.fleet
     problems: list[Problem] = [*selection.problems, *checked.problems]
     arriving = arriving_repositories(fleet.hosts)
@@ -183,7 +202,6 @@ def plan_fleet(
             check_fleet(checked.fleet.without(unable), request, checked.now), factory, endpoint, again
         )
     revisions = revision_changes(selection, [stages.composed for stages in planned])
-    _raise_problems(refused_upgrades(revisions, request), fleet)
     peers = peer_starts(planned)
     transfers, doubts = plan_transfers(
         [(item.host, item.fetch.images, item.fetch.models) for item in moving], beside
@@ -198,7 +216,7 @@ def plan_fleet(
     hosts = [
         stages.finish(
             peers[stages.host.name],
-            record_stage(stages, revisions, request),
+            record_stage(stages, revisions),
             shared.get(stages.host.name, ()),
             pushes,
         )

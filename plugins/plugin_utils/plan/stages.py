@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...module_utils.common.errors import Problem, natural
-from ...module_utils.common.generations import OperationRequest
 from ..catalog.gpus import GpuCatalog
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import LOOPBACK, Host
 from ..desired.lockfile import Lock
+from ..generations.bindings import bindings
 from ..generations.restore import clashes, partition_modes, restore_obstacles
-from ..generations.revisions import ComposedHost, RevisionChange, bindings, record_actions, records
+from ..generations.revisions import ComposedHost, RevisionChange, record_actions, records
 from ..generations.sources import NOTHING, SourceSelection
 from ..instances.compose import pull_ref
 from ..instances.factory import InstanceFactory, mirrored_image
@@ -191,12 +191,10 @@ def plan_stages(
     )
 
 
-def record_stage(
-    stages: HostStages, revisions: Sequence[RevisionChange], request: OperationRequest
-) -> RecordStage:
+def record_stage(stages: HostStages, revisions: Sequence[RevisionChange]) -> RecordStage:
     """Plan what the host records of its generations, which comes before anything stops."""
     name = stages.host.name
-    bound_here = () if stages.unknown else bindings(stages.host, revisions, request)
+    bound_here = () if stages.unknown else bindings(stages.host, revisions)
     actions = (*record_actions(name, revisions), *(action for _unused, action in bound_here))
     if not actions:
         return RecordStage()

@@ -131,7 +131,8 @@ class Shifts:
 
 def shifts(members: Sequence[RolloutInstance]) -> Shifts:
     """Return which services lose and get engines when members change."""
-    serving = {item.present_engine for item in members if item.exists and item.in_service}
+    there = {item.present_engine for item in members if item.exists}
+    serving = there - {item.present_engine for item in members if item.exists and not item.in_service}
     lost: dict[str, list[str]] = {}
     gained: dict[str, list[str]] = {}
     for service in services(members):

@@ -17,8 +17,8 @@ from .schedule import lost_together
 
 
 def operation_of(operation: str, revision: RevisionChange | None) -> str:
-    """Return what a run does with a deployment: a deploy upgrades to the inventory, or returns to a held generation."""
-    if operation != DEPLOY:
+    """Return what a run does with a deployment: it upgrades it to the inventory, or returns it to a held generation."""
+    if operation not in (DEPLOY, UPGRADE):
         return operation
     return UPGRADE if revision is None or revision.source.kind == INVENTORY else ROLLBACK
 

@@ -3,27 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..hints import cause
-from ..infrastructure import CLASSES
+from ...module_utils.common.endpoint import NOT_IN_SERVICE
+from ..hints import cause, failed_item
+from ..infrastructure import CLASSES, STEP
 
-SERVER = "vllm_server"
+SERVER, WATCH = "vllm_server", "vllm_watch"
 RECORD = "serving_generation"
+CANARY = "canary_verdict"
+UNHEALTHY = "unhealthy"
+"""The class of an instance that no load balancer takes, and that does not answer when it is asked directly."""
 
 
 @dataclass(frozen=True)
 class Failure:
     """Why a host of a batch failed.
 
-    classes: of its instances, or of the step itself; "" for a failure that has none. started: whether its instances
-    had started.
+    classes: of its instances, or of the step itself. started: whether its instances had started.
     """
 
     text: str
-    classes: tuple[str, ...] = ("",)
+    classes: tuple[str, ...]
     started: bool = True
 
     @property
@@ -32,30 +35,39 @@ class Failure:
         return not set(self.classes) <= CLASSES
 
 
-def failure_of(action: str, result: Any) -> Failure:
-    """Return the failure from the module that failed, and its result."""
+def failure_of(action: str, result: Any, asked: Iterable[Mapping[str, Any]] = ()) -> Failure:
+    """Return the failure from the module that failed, and its result.
+
+    Only what a module says of instances, and the verdict of a canary, is of the release. asked: the host's instances of
+    the batch as instance_status found them, after load balancers have not taken them into service.
+    """
     module, text = action.rpartition(".")[2], message_of(result)
-    found = result if isinstance(result, Mapping) else {}
-    if module == SERVER:
+    found = failed_item(result) if isinstance(result, Mapping) else {}
+    kind = str(found.get("class") or "")
+    if module in (SERVER, WATCH):
         # Without a class of an instance, it got to none: another run is at work, Docker is dead, the disk is full.
         servers = tuple(str(item["class"]) for item in found.get("servers") or () if item.get("class"))
-        return Failure(text, servers or (str(found.get("class") or "docker"),), started=False)
+        return Failure(text, servers or (kind or "docker",), started=module != SERVER)
     if module == RECORD:
-        return Failure(text, (str(found.get("class") or "record"),))
-    return Failure(text, (str(_failed(found).get("class") or ""),))
+        return Failure(text, (kind or "record",))
+    if module == CANARY and found.get("verdict"):
+        return Failure(text, (str(found["verdict"]),))
+    ill = [str(item.get("name")) for item in asked if not _answers(item)] if kind == NOT_IN_SERVICE else []
+    if ill:
+        return Failure(f"{text} Asked directly, {', '.join(ill)} does not answer either.", (UNHEALTHY,))
+    return Failure(text, (kind if kind in CLASSES else STEP,))
+
+
+def _answers(instance: Mapping[str, Any]) -> bool:
+    """Return whether an instance runs, and answers if it can be asked."""
+    return instance.get("status") == "running" and (
+        not instance.get("endpoint") or instance.get("health") == 200
+    )
 
 
 def message_of(result: Any) -> str:
     """Return the error of a task's result, or of its first failed item."""
     if not isinstance(result, Mapping):
         return str(result)
-    found = _failed(result)
+    found = failed_item(result)
     return cause(found) or str(found.get("msg") or found.get("stderr") or "no message").strip()
-
-
-def _failed(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first failed item of a loop's result, else the result itself."""
-    items = result.get("results")
-    # Not every module has the items of a loop under this name: dnf has lines of text there.
-    found = [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
-    return next((item for item in found if item.get("failed")), result)

@@ -46,6 +46,7 @@ from .steps import (
     Canary,
     Step,
     Work,
+    hold_steps,
     no_trial,
     phases,
     steps_of,
@@ -59,6 +60,7 @@ from .stopping import (
     stop_problems,
     undrained_problems,
 )
+from .turning_back import Holds, earlier_generations, holds_of
 
 Data = Mapping[str, Any]
 Absent = Iterable[tuple[str, str]]
@@ -88,7 +90,8 @@ class RolloutRequest:
 class RolloutPlan:
     """The rollout, and by host: its steps by batch and phase, the trials that it begins, and what ends them.
 
-    unmeasured: the instances ("host/name") that a measurement leaves out, and why.
+    unmeasured: the instances ("host/name") that a measurement leaves out, and why. holds: by host and deployment, the
+    steps that record what is held when it is turned back. ignored: what the run does not do because of earlier holds.
     """
 
     operation: str
@@ -99,12 +102,15 @@ class RolloutPlan:
     trials: Mapping[str, list[dict[str, Any]]]
     finish: Mapping[str, dict[str, Any]]
     unmeasured: Mapping[str, str] = field(default_factory=dict)
+    holds: Mapping[str, Mapping[str, Mapping[str, Step]]] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What the playbook needs of all hosts; steps are with the hosts."""
         return {
             "operation": self.operation,
             "batches": list(self.batches),
+            "ignored": list(self.ignored),
             "soak": self.policy.soak,
             "measured_hosts": self.measured_hosts,
             "returned": self.returned,
@@ -144,14 +150,19 @@ class RolloutPlan:
             str(number): {phase: step.to_json() for phase, step in found.items()}
             for number, found in self.steps.get(name, {}).items()
         }
-        return {**self.to_json(), "steps": steps, "finish": self.finish.get(name)}
+        holds = {
+            deployment: {phase: step.to_json() for phase, step in found.items()}
+            for deployment, found in self.holds.get(name, {}).items()
+        }
+        return {**self.to_json(), "steps": steps, "holds": holds, "finish": self.finish.get(name)}
 
 
 def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[RolloutPlan, tuple[Problem, ...]]:
     """The batches of a run, and why it cannot be."""
     policy, problems = parse_policy(wanted.values)
     revisions = {revision.deployment: revision for revision in plan.revisions}
-    hosts = {host.host.name: _HostRollout(host, revisions, plan.balancers) for host in plan.hosts}
+    earlier = earlier_generations(revisions, [host.host for host in plan.hosts])
+    hosts = {host.host.name: _HostRollout(host, revisions, plan.balancers, earlier) for host in plan.hosts}
     continued = wanted.operation in (DEPLOY, UPGRADE)
     trials = _trials(hosts.values(), revisions) if continued else {}
     members = sorted_members(
@@ -166,6 +177,7 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     judged = trials
     if wanted.operation == DEPLOY:
         members = serving_changes(members, partitioned_hosts(plan), wanted.at_once)
+    if continued:
         # What returns to a generation that served before is not measured.
         back = {name: CanaryProgress(judged=True) for name, kind in operations.items() if kind == ROLLBACK}
         judged = {**trials, **back}
@@ -197,6 +209,7 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
             _change(item, wanted, revisions, policy),
             keep=item.deployment in kept,
             first=firsts[item.deployment] == item.number,
+            before=earlier.get(item.deployment),
         )
         for item in batches
     }
@@ -214,17 +227,29 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
         for name, part in parts.items():
             steps.setdefault(name, {})[number] = steps_of(part, changes[number])
     awaited = {item.number: awaited_hosts(item, members, rollout.capacity) for item in batches}
+    holds = holds_of(batches, revisions, [host.host for host in plan.hosts], earlier) if continued else {}
+    holding = {name: host.holds(holds) for name, host in hosts.items()}
     listed = tuple(
-        {**_batch(item, batches, changes[item.number], work, steps), "awaits": awaited[item.number]}
+        {
+            **_batch(item, batches, changes[item.number], work, steps, holds.get(item.deployment, {})),
+            "all_hosts": _all_hosts(item, batches, holding),
+            "awaits": awaited[item.number],
+        }
         for item in batches
     )
     upgraded = {item["deployment"]: item for item in listed if item["operation"] == UPGRADE}
     for name in dict.fromkeys(name for names in awaited.values() for name in names):
         steps.setdefault(name, {})  # what fails there is seen only where it takes part
+    for name in (name for item in listed if item["holds"] for name in item["all_hosts"]):
+        steps.setdefault(name, {})  # nothing changes there, and a hold is recorded all the same
     begun: dict[str, list[dict[str, Any]]] = {}
     finish: dict[str, dict[str, Any]] = {}
     for name, host in hosts.items():
-        mine = [item for item in upgraded.values() if name in item["all_hosts"]]
+        mine = [
+            item
+            for item in upgraded.values()
+            if name in item["all_hosts"] and item["deployment"] in host.keeps
+        ]
         begun[name] = [
             trial_record(changes[item["number"]]) for item in mine if item["deployment"] not in trials
         ]
@@ -237,7 +262,9 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
             ]
         if ends:
             finish[name] = no_trial(ends)
-    return RolloutPlan(wanted.operation, rollout, policy, listed, steps, begun, finish, omitted), problems
+    return RolloutPlan(
+        wanted.operation, rollout, policy, listed, steps, begun, finish, omitted, holding, plan.ignored
+    ), problems
 
 
 def _unmeasured(hosts: Iterable[_HostRollout], wanted: RolloutRequest) -> dict[str, str]:
@@ -328,9 +355,15 @@ class _HostRollout:
     """One host's part of the plan and of what is there."""
 
     def __init__(
-        self, plan: HostPlan, revisions: Mapping[str, RevisionChange], balancers: Sequence[BalancerPlan]
+        self,
+        plan: HostPlan,
+        revisions: Mapping[str, RevisionChange],
+        balancers: Sequence[BalancerPlan],
+        earlier: Mapping[str, int] | None = None,
     ) -> None:
         self.plan = plan
+        self.earlier = earlier or {}
+        self.revisions = {name: revision.hosts.get(plan.host.name) for name, revision in revisions.items()}
         self.name = plan.host.name
         self.balancers = balancers
         state = plan.host.state
@@ -339,9 +372,6 @@ class _HostRollout:
         )
         self.histories = _histories(state)
         self.wanted: dict[str, Serving] = {item.name: item for item in plan.instances}
-        steps = {name: revision.hosts.get(self.name) for name, revision in revisions.items()}
-        self.numbers = {name: step.wanted if step else None for name, step in steps.items()}
-        self.newest = {name: revision.generation for name, revision in revisions.items()}
 
     def members(
         self, wanted: RolloutRequest, trials: Mapping[str, CanaryProgress]
@@ -408,22 +438,27 @@ class _HostRollout:
         return recorded_instance(made, name) if made else None
 
     def before(self, name: str) -> RecordedInstance | None:
-        """The way back of an instance: what it runs; of one that has the wanted generation already, the one before.
-
-        A host has no record of a generation in which nothing of it is new: there, what runs was before that one.
-        """
+        """The way back of an instance: what it runs; of one that has the wanted generation already, the one before."""
         item, found = self.wanted.get(name), self.running.get(name)
         known = self.known(name)
-        deployment = _deployment(name, found, item)
-        history, number = self.histories.get(deployment), self.numbers.get(deployment)
-        newest = self.newest.get(deployment)
-        older_here = number is not None and newest is not None and number < newest
-        if known and (older_here or not self._equal(found, item)):
+        if known and not self._equal(found, item):
             return known
-        older = history.as_of(number - 1) if history and number else None
+        deployment = _deployment(name, found, item)
+        history, number = self.histories.get(deployment), self.earlier.get(deployment)
+        older = history.as_of(number) if history and number else None
         if older and name in older.specs:
             return recorded_instance(older, name)
         return known if known and not item else None
+
+    def holds(self, holds: Mapping[str, Holds]) -> dict[str, dict[str, Step]]:
+        """Return the steps with which this host holds what it keeps, by the deployment that is turned back."""
+        found = {name: hold_steps(some, self.keeps) for name, some in holds.items()}
+        return {name: steps for name, steps in found.items() if steps}
+
+    @property
+    def keeps(self) -> set[str]:
+        """Return the deployments of which the host keeps generations, or will from this run on."""
+        return {*self.histories, *(name for name, step in self.revisions.items() if step and step.record)}
 
     @staticmethod
     def _equal(found: ObservedInstance | None, item: Serving | None) -> bool:
@@ -631,27 +666,27 @@ def _listed(items: Iterable[tuple[str, str]]) -> str:
     return "; ".join(f"{name}: {why.rstrip('.')}" for name, why in items)
 
 
+def _all_hosts(batch: Batch, batches: Iterable[Batch], holding: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the hosts of all batches of a deployment, and those that record it when the deployment is turned back."""
+    same = (host for item in batches if item.deployment == batch.deployment for host in item.hosts)
+    return list(
+        dict.fromkeys((*same, *(name for name, holds in holding.items() if batch.deployment in holds)))
+    )
+
+
 def _batch(
     batch: Batch,
     batches: Sequence[Batch],
     change: BatchChange,
     work: Mapping[int, Mapping[str, Work]],
     steps: Mapping[str, Mapping[int, Mapping[str, Step]]],
+    holds: Holds,
 ) -> dict[str, Any]:
-    """A batch for the playbook. held: the generation to stay at when it is turned back; None: none is known."""
-    same = [item for item in batches if item.deployment == batch.deployment]
-    old = [
-        server["generation"]
-        for item in same
-        for mine in work[item.number].values()
-        for server in mine.old_servers
-        if server["deployment"] == batch.deployment
-    ]
-    held = max(old, default=None)
+    """A batch for the playbook. holds: what is held when it is turned back."""
     mine = [steps[name][batch.number] for name in batch.hosts]
     measures = change.operation in MEASUREMENTS
     back = phases(mine, COMING_BACK if measures else WAY_BACK)
-    if held is not None and not measures:
+    if holds and not measures:
         back = ["hold", *back, "confirm_hold"]
     return {
         "number": batch.number,
@@ -659,12 +694,11 @@ def _batch(
         "operation": change.operation,
         "deployment": batch.deployment,
         "generation": change.generation,
-        "held": held,
+        "holds": {name: hold.generation for name, hold in holds.items()},
         "lost": [f"{host}/{name}" for host, part in work[batch.number].items() for name in part.lost],
         "why": change.why,
         "canary": batch.canary.id if batch.canary else "",
         "hosts": list(batch.hosts),
-        "all_hosts": list(dict.fromkeys(host for item in same for host in item.hosts)),
         "units": [[item.id for item in group.members] for group in batch.groups],
         "phases": phases(mine, MEASURING if measures else FORWARD),
         "passed": phases(mine, PASSED),

@@ -6,11 +6,11 @@ The role rollout walks the phases of a batch in their order; all hosts of the ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...module_utils.common.generations import MEASUREMENTS, RESTART, STOP, UPGRADE
+from ...module_utils.common.generations import MEASUREMENTS, RESTART, STOP, UPGRADE, Hold
 
 Data = Mapping[str, Any]
 
@@ -53,7 +53,8 @@ class Step:
 class BatchChange:
     """What a batch does: its operation, to which generation of which deployment, and seconds under watch after it.
 
-    keep: a load balancer refuses to drain what would leave it too few. first: of its deployment in this run.
+    keep: a load balancer refuses to drain what would leave it too few. first: of its deployment in this run. before:
+    the generation to which it goes back.
     """
 
     operation: str
@@ -63,6 +64,7 @@ class BatchChange:
     soak: int = 0
     keep: bool = False
     first: bool = False
+    before: int | None = None
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,7 @@ def trial_record(change: BatchChange, canary: str = "", judged: bool = False) ->
         "why": change.why,
         "units": [canary] if judged else [],
         "baseline": {"canary": canary, "found": {}} if canary else {},
+        "before": change.before,
     }
     return {"deployment": change.deployment, "trial": found}
 
@@ -220,15 +223,22 @@ def no_trial(deployments: Iterable[str]) -> dict[str, Any]:
     return {"bindings": [{"deployment": name, "trial": None} for name in dict.fromkeys(deployments)]}
 
 
-def holds(batch: Data, why: str) -> dict[str, Step]:
-    """Return the steps that hold a deployment at what a batch goes back to; none where nothing is known."""
-    if batch["held"] is None:
+def hold_steps(holds: Mapping[str, Hold], kept: Collection[str]) -> dict[str, Step]:
+    """Return the steps that hold deployments on a host when a batch goes back. kept: those that the host keeps.
+
+    The reason is put in when it is known.
+    """
+    bindings = [
+        {"deployment": name, "trial": None, "held": hold.to_json()}
+        for name, hold in holds.items()
+        if name in kept
+    ]
+    if not bindings:
         return {}
-    text = why if len(why) <= HOLD_TEXT else f"{why[: HOLD_TEXT - 1]}…"
-    held = {"generation": batch["held"], "why": text}
-    binding = {"deployment": batch["deployment"], "trial": None, "held": held}
-    line = f"{batch['deployment']} generation {batch['generation']} was turned back: {text}"
-    return {
-        "hold": Step("serving_generation", {"bindings": [binding], "journal": [line]}),
-        "confirm_hold": Step("serving_generation", {"bindings": [binding]}),
-    }
+    step = Step("serving_generation", {"bindings": bindings})
+    return {"hold": step, "confirm_hold": step}
+
+
+def hold_reason(why: str) -> str:
+    """Return a failure in the length that a hold and the journal keep."""
+    return why if len(why) <= HOLD_TEXT else f"{why[: HOLD_TEXT - 1]}…"

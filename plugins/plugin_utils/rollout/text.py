@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from ...module_utils.common.endpoint import BALANCER
 from ...module_utils.common.generations import (
     BENCHMARK,
     DEPLOY,
@@ -18,14 +16,14 @@ from ...module_utils.common.generations import (
     UPGRADE,
 )
 from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE
+from ..generations.bindings import ENDS
 from ..plan.text import wrapped
 from ..text import plural
 from .batches import Batch
-from .failures import Failure, message_of
+from .failures import message_of
 from .measurement import grouped, shorten
 from .members import RolloutInstance
 from .plan import RolloutPlan
-from .steps import NOT_WITHOUT_VERDICT, Step, holds
 
 SHOWN = 8  # batches that are listed one by one
 VERBS = {
@@ -117,115 +115,6 @@ def _format_timeouts(planned: RolloutPlan, batches: int, timeouts: Mapping[str, 
     )
 
 
-# ---- while it runs -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BatchVerdict:
-    """The consequence of a batch's result.
-
-    stop: no more batches. back: roll this batch back. why: the reason, in one line. phases: those that follow on hosts.
-    steps: the arguments of those that are the same on all hosts. turned: the release was turned back. resumable:
-    something around it failed, so the same command continues. missed: what the run reports as failed in the end,
-    although it goes on.
-    """
-
-    stop: bool
-    back: bool
-    why: str
-    message: str
-    phases: Sequence[str] = ()
-    steps: Mapping[str, Step] = field(default_factory=dict)
-    hosts: Sequence[str] = ()
-    turned: bool = False
-    resumable: bool = False
-    missed: Sequence[str] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the verdict for the playbook."""
-        return {
-            "stop": self.stop,
-            "back": self.back,
-            "why": self.why,
-            "told": self.message,
-            "phases": list(self.phases),
-            "steps": {phase: step.to_json() for phase, step in self.steps.items()},
-            "hosts": list(self.hosts),
-            "turned": self.turned,
-            "resumable": self.resumable,
-            "missed": list(self.missed),
-        }
-
-
-def judge_batch(
-    batch: Mapping[str, Any], failures: Mapping[str, Failure], gone: Sequence[str]
-) -> BatchVerdict:
-    """Judge a batch.
-
-    failures: of the hosts of the batch that failed. gone: hosts that became unreachable. An unreachable host says
-    nothing about the new generation: the others keep it, and the rollout ends. Nor does a failure of what is around it:
-    the hosts concerned go back, if they can, and the same command continues. One failure of the release is a verdict.
-    A canary that did not start gets its report on the way back; one that was measured already has its report.
-    A measurement goes on with the other instances; one that failed is returned, for the load balancers to use once it
-    is ready.
-    """
-    operation = batch["operation"]
-    what = f"{VERBS[operation]} of {batch['deployment']}, {batch['text']}"
-    everyone = tuple(batch["all_hosts"])
-    if failures:
-        why = "; ".join(dict.fromkeys(f"{host}: {item.text}" for host, item in failures.items()))
-        if operation in MEASUREMENTS:
-            missed = (f"{batch['text']}: {why}",)
-            ends = any(UNTOUCHED.intersection(item.classes) for item in failures.values())
-            return BatchVerdict(
-                ends, True, why, f"{what}: failed", batch["way_back"], hosts=tuple(failures), missed=missed
-            )
-        if operation != UPGRADE:
-            return BatchVerdict(True, False, why, f"{what}: failed", hosts=everyone)
-        if not any(item.release for item in failures.values()):
-            return _not_judged(batch, failures, why, what)
-        canary = failures.get(batch["canary"].partition("/")[0])
-        reported = canary is None or canary.started
-        way = [phase for phase in batch["way_back"] if phase != "report" or not reported]
-        return BatchVerdict(True, True, why, f"{what}: failed", way, holds(batch, why), everyone, turned=True)
-    if gone and operation in MEASUREMENTS:
-        why = f"{', '.join(gone)} {_gone(gone, batch)}"
-        return BatchVerdict(
-            False, False, why, f"{what}: failed", hosts=everyone, missed=(f"{batch['text']}: {why}",)
-        )
-    if gone:
-        return BatchVerdict(
-            True,
-            False,
-            f"{', '.join(gone)} {_gone(gone, batch)}",
-            f"{what}: interrupted",
-        )
-    return BatchVerdict(False, False, "", f"{what}: done", batch["passed"], hosts=everyone)
-
-
-UNTOUCHED = {BALANCER, "other_run", "stale_plan"}
-"""Classes of failures after which a host waits as it is."""
-
-
-def _not_judged(
-    batch: Mapping[str, Any], failures: Mapping[str, Failure], why: str, what: str
-) -> BatchVerdict:
-    """Return what follows from failures of the infrastructure alone: nothing is held, and what works stays."""
-    # Where no load balancer answers, nothing can be drained, and what another run works on is left to it.
-    ill = [host for host, item in failures.items() if not set(item.classes) <= UNTOUCHED]
-    away = [phase for phase in batch["way_back"] if phase not in NOT_WITHOUT_VERDICT] if ill else []
-    together = [{name.partition("/")[0] for name in group} for group in batch["units"]]
-    hosts = {host for group in together if group & set(ill) for host in group}
-    back = tuple(host for host in batch["hosts"] if host in hosts)
-    return BatchVerdict(True, bool(away), why, f"{what}: interrupted", away, {}, back, resumable=True)
-
-
-def _gone(hosts: Sequence[str], batch: Mapping[str, Any]) -> str:
-    if set(hosts) & set(batch["hosts"]):
-        return "can no longer be reached"
-    return "failed to start what has to serve before others change"
-
-
 def unmended_message(action: str, result: Any) -> str:
     """Return why a host could not be rolled back wholly; `action`: the module that failed."""
     text = message_of(result)
@@ -238,10 +127,12 @@ def summarize_rollout(
     ended: int | None,
     verdict: Mapping[str, Any],
     unmended: Mapping[str, str],
+    ignored: Sequence[str] = (),
 ) -> str:
     """Return what was done.
 
-    ended: the number of the batch that ended the rollout. unmended: hosts where the rollback failed.
+    ended: the number of the batch that ended the rollout. unmended: hosts where the rollback failed. ignored: what was
+    not tried because of earlier holds; a run that succeeds says it in its last play.
     """
     if not batches:
         return f"{VERBS.get(operation, operation)}: nothing was left to change, and the unfinished rollout is over."
@@ -255,18 +146,16 @@ def summarize_rollout(
     if ended is None:
         return "\n".join(lines)
     batch = next(item for item in batches if item["number"] == ended)
-    name, held = batch["deployment"], batch["held"]
+    name = batch["deployment"]
     lines.append(f"{batch['text']}: {verdict['why']}")
     if verdict["turned"] and not unmended:
-        text = "No earlier generation is recorded, so nothing was rolled back"
-        if held:
-            text = f"Rolled back: generation {held} serves again"
-            if batch["lost"]:
-                text += f", except for {', '.join(batch['lost'])}, of which no earlier generation is recorded"
+        text = f"Rolled back: {_served(batch)}"
+        if batch["lost"]:
+            text += f", except for {', '.join(batch['lost'])}, of which no earlier generation is recorded"
         lines.append(f"{text}. {_next(batch, done)}")
     elif verdict["turned"]:
         lines += [
-            f"{host} could not be rolled back to generation {held}: {why}" for host, why in unmended.items()
+            f"{host} could not be rolled back to {_earlier(batch)}: {why}" for host, why in unmended.items()
         ]
         lines.append(f"Fix that first, then run rollback.yml -e deployment={name} to try again.")
     elif verdict.get("resumable"):
@@ -280,7 +169,7 @@ def summarize_rollout(
         lines.append(
             "The rollout stopped. Fix the cause and run the same command again; it continues from here."
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *ignored])
 
 
 def summarize_measurement(
@@ -326,10 +215,34 @@ def _units(batches: Sequence[Mapping[str, Any]]) -> int:
     return sum(len(item["units"]) for item in batches)
 
 
+def _earlier(batch: Mapping[str, Any]) -> str:
+    number = batch["holds"].get(batch["deployment"])
+    return f"generation {number}" if number else "what served before"
+
+
+def _served(batch: Mapping[str, Any]) -> str:
+    """Return what serves after a batch was turned back."""
+    holds = batch["holds"]
+    if list(holds) == [batch["deployment"]] and holds[batch["deployment"]]:
+        return f"generation {holds[batch['deployment']]} serves again"
+    parts = [
+        f"{name} serves with generation {number} again" if number else f"{name} is not started"
+        for name, number in sorted(holds.items(), key=lambda item: not item[1])
+    ]
+    return ", and ".join(parts) or "what served before serves again"
+
+
 def _next(batch: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> str:
-    name = batch["deployment"]
+    name, held = batch["deployment"], list(batch["holds"])
+    if not held:
+        return (
+            "What ran before is not recorded, so nothing is held."
+            if batch["lost"]
+            else f"Nothing is held, as generation {batch['generation']} is what {name} ran before."
+        )
     mine = _units([item for item in done if item["deployment"] == name])
-    text = f"{name} is held until upgrade.yml finds another definition, or runs with -e again=true."
+    what = f"{name} is held" if held == [name] else f"{', '.join(held)} are held together"
+    text = f"{what}. {ENDS}"
     if mine:
         text += (
             f" {plural(mine, 'group')} of earlier batches still run{'s' if mine == 1 else ''} generation "

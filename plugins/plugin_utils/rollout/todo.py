@@ -36,7 +36,7 @@ def todo_hosts(
 
     Those that build images, or give or get one that was built, are in the group fleet_builds, and in fleet_pushed if
     one is pushed, after which they are planned again; those that are planned again afterwards in fleet_partial; those
-    that the run leaves out in fleet_excluded.
+    that the run leaves out in fleet_excluded; those that hold what the inventory defines in fleet_held.
 
     held: hosts whose lease another run has, of a run that changes hosts; None of one that does not. A run that changes
     anything takes the lease of these hosts, of those that it changes, and of all load balancers, before it begins.
@@ -77,6 +77,8 @@ def todo_hosts(
         for name in (*list(groups), *held, *data["balancers"]):
             if "todo_lease" not in groups.setdefault(name, []):
                 groups[name].append("todo_lease")
+    for name in _holding(plan):
+        groups.setdefault(name, []).append("fleet_held")
     for name, _unused in plan.excluded:
         groups.setdefault(name, []).append("fleet_excluded")
     found = []
@@ -97,6 +99,16 @@ def todo_hosts(
             {"name": name, "groups": names, "plan": {**mine, **balancer_steps(balancers, name, rollout)}}
         )
     return found
+
+
+def _holding(plan: FleetPlan) -> list[str]:
+    """Return the hosts that keep a deployment of which the inventory's definition is left out."""
+    names = {revision.deployment for revision in plan.revisions if revision.source.ignored}
+    return [
+        host.host.name
+        for host in plan.hosts
+        if names and host.host.state and any(one.deployment in names for one in host.host.state.generations)
+    ]
 
 
 def balancer_steps(

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...module_utils.common.errors import host_names, natural
-from ...module_utils.common.generations import History
+from ...module_utils.common.generations import History, Hold
 from ..desired.actions import size
+from ..generations.bindings import ENDS, hold_text
 from .rows import (
     DRAINED,
     IN,
@@ -70,7 +71,8 @@ class DeploymentSummary:
 class FleetStatus:
     """The fleet: rows with trouble first, unreached hosts with the reason, and faults of load balancers themselves.
 
-    disks: sentences about full ones and full quotas, by host; they stop nothing yet, so the verdict leaves them out.
+    held: a sentence for each deployment that is held, also for one of which nothing runs. disks: sentences about full
+    ones and full quotas, by host; they stop nothing yet, so the verdict leaves them out.
     """
 
     rows: tuple[StatusRow, ...]
@@ -80,6 +82,7 @@ class FleetStatus:
     balancers: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
     disks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    held: tuple[str, ...] = ()
 
     def verdict(self) -> str:
         """Return what does not serve, in one line; "" if everything does."""
@@ -110,6 +113,7 @@ class FleetStatus:
             "balancers": dict(self.balancers),
             "problems": {host: list(texts) for host, texts in self.problems.items()},
             "disks": {host: list(texts) for host, texts in self.disks.items()},
+            "held": list(self.held),
         }
 
 
@@ -169,13 +173,16 @@ def status(
     ]
     rows.sort(key=order)
     names = sorted({row.deployment for row in rows}, key=natural)
-    notes, held = bindings(seen), holds(seen)
+    notes, held = open_rollouts(seen), holds(seen)
     listed = {host: problems_of(state) for host, state in seen.items()}
     return FleetStatus(
         rows=tuple(rows),
         deployments=tuple(
             summarize_deployment(
-                name, [row for row in rows if row.deployment == name], notes.get(name, ()), held.get(name, {})
+                name,
+                [row for row in rows if row.deployment == name],
+                notes.get(name, ()),
+                held.get(name, {}),
             )
             for name in names
         ),
@@ -188,6 +195,9 @@ def status(
             for host, state in seen.items()
             if (texts := (*full_disks(host, state), *full_quota(host, state, (quotas or {}).get(host, 0))))
         },
+        held=tuple(
+            held_text(name, found) for name, found in sorted(held.items(), key=lambda item: natural(item[0]))
+        ),
     )
 
 
@@ -292,42 +302,53 @@ ABSENT: Mapping[str, Any] = {
 """A recorded instance without a container."""
 
 
-def bindings(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Return holds and open rollouts as sentences with their hosts, by deployment."""
-    listed: dict[tuple[str, str, str], dict[str, str]] = {}
+def held_text(name: str, holds: Mapping[str, Hold]) -> str:
+    """Return the sentences about a deployment that is held on these hosts."""
+    newest = max(holds.values(), key=lambda hold: hold.since)
+    since = min(hold.since for hold in holds.values() if hold.generation == newest.generation)
+    where = host_names(sorted(holds, key=natural))
+    return f"{hold_text(name, replace(newest, since=since))}, on {where}. {ENDS}"
+
+
+def open_rollouts(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Return open rollouts as sentences with their hosts, by deployment."""
+    listed: dict[tuple[str, int, str], dict[str, str]] = {}
     for host, state in seen.items():
         for name, history in histories(state).items():
-            for bound in (history.held, history.trial):
-                if bound:
-                    what = "held at" if bound is history.held else "rollout in progress, or interrupted, to"
-                    key = (name, f"{what} generation {bound.generation}", bound.why)
-                    listed.setdefault(key, {})[host] = bound.since
+            if history.trial:
+                key = (name, history.trial.generation, history.trial.why)
+                listed.setdefault(key, {})[host] = history.trial.since
     found: dict[str, tuple[str, ...]] = {}
-    for (name, what, why), hosts in listed.items():
+    for (name, number, why), hosts in listed.items():
         names = host_names(sorted(hosts, key=natural))
-        text = f"{what} since {min(hosts.values())}: {why} ({names})"
-        found[name] = (*found.get(name, ()), text)
+        what = f"rollout in progress, or interrupted, to generation {number}"
+        found[name] = (*found.get(name, ()), f"{what} since {min(hosts.values())}: {why} ({names})")
     return found
 
 
-def holds(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return the generations at which deployments are held, by deployment and host."""
-    found: dict[str, dict[str, int]] = {}
-    for host, state in seen.items():
-        for name, history in histories(state).items():
-            if history.held:
-                found.setdefault(name, {})[host] = history.held.generation
+def holds(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Hold]]:
+    """Return the holds of deployments, by deployment and host; of those that a host was away to lift, none."""
+    known = [(host, history) for host, state in seen.items() for history in histories(state).values()]
+    lifted: dict[str, str] = {}
+    for _unused, history in known:
+        lifted[history.deployment] = max(lifted.get(history.deployment, ""), history.lifted)
+    found: dict[str, dict[str, Hold]] = {}
+    for host, history in known:
+        if history.held and history.held.since > lifted[history.deployment]:
+            found.setdefault(history.deployment, {})[host] = history.held
     return found
 
 
-def divided(name: str, rows: Sequence[StatusRow], held: Mapping[str, int]) -> str:
+def divided(name: str, rows: Sequence[StatusRow], held: Mapping[str, Hold]) -> str:
     """Return that a held deployment runs other generations as well, and what moves them back."""
     if not held:
         return ""
-    number = max(held.values())  # of one host that was away
+    number = max(hold.generation for hold in held.values())  # of one host that was away
     other = [row for row in rows if row.state not in (MISSING, NOT_REACHED) and row.generation != number]
     if not other:
         return ""
+    if not number:
+        return f"{name} is held and not started, and {len(other)} of its instances are there: site.yml removes them"
     return (
         f"{name} is held at generation {number}, and {len(other)} of {len(rows)} instances run another one: "
         f"rollback.yml -e deployment={name} -e generation={number} moves them, a few at a time"
@@ -335,7 +356,7 @@ def divided(name: str, rows: Sequence[StatusRow], held: Mapping[str, int]) -> st
 
 
 def summarize_deployment(
-    name: str, rows: Sequence[StatusRow], notes: Sequence[str] = (), held: Mapping[str, int] | None = None
+    name: str, rows: Sequence[StatusRow], notes: Sequence[str] = (), held: Mapping[str, Hold] | None = None
 ) -> DeploymentSummary:
     """Return a deployment's sums, without ranks that work for another host's server."""
     asked = [row for row in rows if not row.rank]

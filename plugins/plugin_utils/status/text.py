@@ -43,7 +43,9 @@ class TableLine:
 
 def text(status: FleetStatus, full: bool = False) -> str:
     """Return the table; `full` gives every instance its own line."""
-    lines, known = [_summary(status)], {row.host for row in status.rows}
+    lines = [line for held in status.held for line in _paragraph(f"Held: {held}", "", "      ")]
+    lines += [*([""] if lines else []), _summary(status)]
+    known = {row.host for row in status.rows}
     for host, why in status.unreached.items():
         lines += _paragraph(f"{host}: not reached: {why}", "  ", "    ")
         if host not in known and hint(why):

@@ -73,6 +73,13 @@ def kept(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"result": result, "error": None} for result in results]
 
 
+def failed_both() -> dict[str, Any]:
+    """Result of vllm_bench of which the reference failed, too."""
+    found = bench(error="9 of 9 requests failed.")
+    found["benchmarks"][1] = {"instance": "llama-1", "runs": [], "error": "9 of 9 requests failed."}
+    return found
+
+
 def without_docker() -> dict[str, Any]:
     """Result of vllm_bench whose own container could not be run."""
     found = bench(error="the benchmark's container could not be run: no Docker")
@@ -160,7 +167,12 @@ CASES: list[tuple[str, Baseline, dict[str, Any], list[dict[str, Any]], str, int,
      "EngineCore encountered an issue. The server"),
     ("died of the benchmark", old(), smoke(), [bench(error="9 of 9 requests failed.")], "broken", 0,
      "could not be measured: 9 of 9"),
-    ("no module result", old(), {"msg": "no route to host"}, [], "broken", 0, "broken: no route to host"),
+    ("no module result", old(), {"msg": "no route to host"}, [], "infrastructure", 0, "no route to host"),
+    ("no benchmark", old(), smoke(), [{"msg": "timed out"}], "infrastructure", 0, "not be measured: timed out"),
+    ("neither can be measured", old(), smoke(), [failed_both()], "infrastructure", 0, "not be measured: 9 of 9"),
+    ("slower, and the reference is lost", old(), smoke(), [bench(0.69), bench(0.69, reference=False)],
+     "infrastructure", 0, "the reference llama-1 could not be measured"),
+    ("as fast, and the reference is lost", old(), smoke(), [bench(1.3, reference=False)], "ok", 0, "more output"),
     ("Docker is dead", old(), {"failed": True, "msg": "Docker's socket does not exist", "class": "docker"}, [],
      "infrastructure", 0, "infrastructure: Docker's socket does not exist"),
     ("Docker died meanwhile", old(), smoke(), [without_docker()], "infrastructure", 0, "could not be run: no Docker"),

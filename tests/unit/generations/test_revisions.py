@@ -20,11 +20,11 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     OpenRollout as OpenTrial,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.revisions import (
-    RevisionChange,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.bindings import (
     binding_warnings,
-    refused_upgrades,
+    ignored_texts,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.revisions import RevisionChange
 from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import (
     HELD,
     INVENTORY,
@@ -134,7 +134,7 @@ def test_before_is_nothing_where_nothing_runs(operation: OperationRequest) -> No
 
 def test_a_held_deployment_from_what_each_host_runs_to_what_is_held() -> None:
     states = bind(mixed(), "n1", "n2", "n3", held={**A_HOLD, "generation": 2})
-    plan = planned(states, llama(64))
+    plan = planned(states, llama(32))
     assert hosts(plan) == {"n1": (1, 2, False), "n2": (1, 2, False), "n3": (3, 2, False)}
     assert (turn_of(plan)["choice"], turn_of(plan)["why"], turn_of(plan)["generation"]) == (
         "held",
@@ -243,53 +243,15 @@ def test_a_host_whose_image_is_yet_to_be_asked_records_nothing() -> None:
     ] == []
 
 
-# ---- which upgrades are refused ----------------------------------------------------------------------
-
-HOLD = Hold(2, "slower", "2026-11-21T23:00:00Z")
+# ---- holds that are set and lifted -------------------------------------------------------------------
 
 
-def turn(
-    generation: int | None = 3, known: bool = True, kind: str = INVENTORY, held: Hold | None = HOLD
-) -> RevisionChange:
-    return RevisionChange("llama", DeploymentSource(kind, None, held), generation, 2, not known, known, "")
-
-
-AGAIN = OperationRequest(UPGRADE)
-REFUSED: dict[str, tuple[RevisionChange, OperationRequest, bool]] = {
-    "the one that was turned back": (turn(3), AGAIN, True),
-    "a later one that hosts have recorded, too": (turn(4), AGAIN, True),
-    "the one that is held": (turn(2), AGAIN, False),
-    "an older one": (turn(1), AGAIN, False),
-    "none": (turn(None), AGAIN, False),
-    "one that no host has yet": (turn(3, known=False), AGAIN, False),
-    "nothing is held": (turn(3, held=None), AGAIN, False),
-    "once more, as the operator says": (turn(3), OperationRequest(UPGRADE, retry=True), False),
-    "a deploy, which leaves it held": (turn(3), OperationRequest(DEPLOY), False),
-    "of another choice": (turn(3, kind=RUNNING), AGAIN, False),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    wanted, request, expected = REFUSED[case]
-    lines = [problem.text() for problem in refused_upgrades([wanted], request)]
-    assert len(lines) == int(expected)
-    for text in lines:
-        assert text.startswith(
-            f"llama: the inventory still defines generation {wanted.generation}, which was rolled back to 2 at "
-            "2026-11-21T23:00:00Z (slower)."
-        )
-
-
-def test_holding_what_runs_refuses_no_upgrade() -> None:
+def test_holding_what_runs_leaves_nothing_out() -> None:
     """A rollback to the newest generation holds that one: its definition is not what was turned back."""
     states = run(upgraded(), llama(16), OperationRequest(ROLLBACK, frozenset(["llama"]), 2))
     assert states["n1"]["generations"][0]["held"]["generation"] == 2
     plan = planned(states, llama(16), OperationRequest(UPGRADE))
     assert actions(plan.to_json()["hosts"]["n1"]) == ["hold llama"]
-
-
-# ---- holds that are set and lifted -------------------------------------------------------------------
 
 
 def hold_of(plan: FleetPlan, host: str = "n1") -> list[tuple[str, str, str]]:
@@ -299,6 +261,9 @@ def hold_of(plan: FleetPlan, host: str = "n1") -> list[tuple[str, str, str]]:
 
 NOT_UNDONE = "site.yml must not undo the rollback"
 LIFTED = "the inventory's definition is what runs"
+CHANGED = "the inventory's definition is another one than what was turned back"
+RETRIED = "it is to be tried again (again=true)"
+AGAIN = OperationRequest(UPGRADE, retry=True)
 
 
 @pytest.mark.parametrize(
@@ -308,14 +273,18 @@ LIFTED = "the inventory's definition is what runs"
         ({"held": {**A_HOLD, "generation": 2}}, llama(16), BACK, [("at generation 2", "at generation 1", NOT_UNDONE)]),
         ({"held": A_HOLD}, llama(16), BACK, [("at generation 1", "at generation 1", NOT_UNDONE)]),
         ({"held": {**A_HOLD, "why": "answers got worse"}}, llama(16), BACK, []),
-        ({"held": A_HOLD}, llama(32), OperationRequest(UPGRADE), [("at generation 1", "free", "upgrade.yml was run")]),
+        ({"held": A_HOLD}, llama(32), OperationRequest(UPGRADE), [("at generation 1", "free", CHANGED)]),
+        ({"held": A_HOLD}, llama(32), OperationRequest(), [("at generation 1", "free", CHANGED)]),
+        ({"held": A_HOLD}, llama(16), OperationRequest(UPGRADE), []),
+        ({"held": A_HOLD}, llama(16), AGAIN, [("at generation 1", "free", RETRIED)]),
         ({"held": A_HOLD}, llama(), OperationRequest(), [("at generation 1", "free", LIFTED)]),
-        ({"held": A_HOLD}, [], OperationRequest(), [("at generation 1", "free", LIFTED)]),
+        ({"held": A_HOLD}, [], OperationRequest(), [("at generation 1", "free", "the inventory no longer defines it")]),
         ({"held": A_HOLD}, llama(16), OperationRequest(RESTART), []),
         ({"trial": A_TRIAL}, llama(16), OperationRequest(), []),
     ],
-    ids=["rolled back", "held elsewhere", "for another reason", "held so already", "upgraded", "what is held is wanted",
-         "nobody wants it", "restarted", "on trial"],
+    ids=["rolled back", "held elsewhere", "for another reason", "held so already", "upgraded to another",
+         "deployed, another", "upgraded to the same", "again", "what is held is wanted", "nobody wants it", "restarted",
+         "on trial"],
 )  # fmt: skip
 def test_holds(
     changes: dict[str, Any], wanted: Any, operation: OperationRequest, expected: list[tuple[str, str, str]]
@@ -348,8 +317,15 @@ def test_a_hold_follows_to_hosts_that_were_away() -> None:
     [
         (
             DeploymentSource(HELD, 1, Hold(1, "slower", "s")),
-            ["deployment llama is held at generation 1 since s (slower); changes"],
+            ["deployment llama is held at generation 1 since s (slower)"],
         ),
+        (
+            DeploymentSource(HELD, 0, Hold(0, "slower", "s", (1, 2))),
+            [
+                "deployment llama is held, and not started, since s: generations 1, 2 were turned back (slower)"
+            ],
+        ),
+        (DeploymentSource(HELD, 1, Hold(1, "slower", "s", (2,)), ignored=True), []),  # said before all else
         (
             DeploymentSource(INVENTORY, None, Hold(1, "slower", "s"), OpenTrial(2, "more", "s")),
             ["deployment llama has an unfinished upgrade to generation 2 since s (more), and the inventory"],
@@ -373,7 +349,9 @@ def test_a_hold_follows_to_hosts_that_were_away() -> None:
     ],
 )
 def test_what_does_not_follow_the_inventory_is_told(choice: DeploymentSource, expected: list[str]) -> None:
-    lines = binding_warnings([RevisionChange("llama", choice, 1, 1, False, False, "")])
+    revisions = [RevisionChange("llama", choice, 1, 1, False, False, "")]
+    lines = binding_warnings(revisions)
+    assert len(ignored_texts(revisions)) == int(choice.ignored)
     assert len(lines) == len(expected)
     assert all(text.startswith(start) for text, start in zip(lines, expected, strict=True))
 

@@ -74,7 +74,7 @@ def test_the_first_generation_and_the_next() -> None:
     first = planned(two(), llama())
     assert turn(first) == {
         "deployment": "llama", "choice": "inventory", "generation": 1, "before": None, "new": True, "known": False,
-        "why": "first deployment", "held": None, "trial": None,
+        "why": "first deployment", "held": None, "ignored": False, "trial": None,
         "hosts": {name: {"from": None, "to": 1, "record": True} for name in ("n1", "n2")},
     }  # fmt: skip
     states = run(two(), llama())
@@ -173,7 +173,16 @@ def test_back_to_a_generation_without_a_network() -> None:
         "spec_hash": states["n1"]["generations"][0]["kept"][0]["members"][0]["spec_hash"],
     }  # fmt: skip
     assert data["bindings"] == [
-        {"deployment": "llama", "held": {"generation": 1, "why": "answers got worse", "since": ""}}
+        {
+            "deployment": "llama",
+            "held": {
+                "generation": 1,
+                "why": "answers got worse",
+                "since": "",
+                "failed": [2],
+                "together": [],
+            },
+        }
     ]
     assert data["generations"] == []
     reported = turn(plan)
@@ -367,11 +376,13 @@ def test_an_engine_over_hosts_goes_back_as_a_whole() -> None:
 def test_a_held_deployment_is_left_and_repaired() -> None:
     states = run(upgraded(), llama(16), BACK)
     plan = planned(states, llama(16))
-    assert plan.changes == 0
-    (warning,) = plan.warnings
-    assert warning.startswith(
-        "deployment llama is held at generation 1 since 2026-11-21T22:00:00Z (answers got worse);"
+    assert (plan.changes, plan.warnings) == (0, ())
+    (line,) = plan.ignored
+    assert line.startswith(
+        "llama is held at generation 1 since 2026-11-21T22:00:00Z: generation 2 was turned back (answers got worse). "
+        "Its definition in the inventory is left out. It ends when"
     )
+    assert explain(plan).startswith(f"Held: {line[:80]}")  # before all else
     states["n1"]["instances"][0].update(state="exited", exit_code=1)
     assert actions(planned(states, llama(16)).to_json()["hosts"]["n1"]) == ["server llama-0"]
 
@@ -423,11 +434,9 @@ def test_a_held_deployment_that_the_inventory_has_no_longer_goes() -> None:
 def test_an_upgrade_lifts_the_hold_but_not_for_what_was_turned_back() -> None:
     states = run(upgraded(), llama(16), BACK)
     upgrade = OperationRequest(UPGRADE)
-    (text,) = problems(states, llama(16), upgrade)
-    assert text == (
-        "llama: the inventory still defines generation 2, which was rolled back to 1 at 2026-11-21T22:00:00Z "
-        "(answers got worse). Change the deployment, or retry it with -e again=true."
-    )
+    again = planned(states, llama(16), upgrade)
+    assert (again.changes, len(again.ignored)) == (0, 1)
+    assert again.ignored[0].endswith("To try the same definition again: upgrade.yml -e again=true.")
     retried = planned(states, llama(16), OperationRequest(UPGRADE, retry=True)).to_json()["hosts"]["n1"]
     assert actions(retried) == ["hold llama", "server llama-0", "server llama-1"]
     other = planned(states, llama(32), upgrade)

@@ -14,7 +14,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     UPGRADE,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import NOT_IN_RUN
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+    NOT_IN_RUN,
+    BalancerHost,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
     RolloutPlan,
     RolloutRequest,
@@ -46,9 +49,9 @@ def set_state(states: States, *names: str, **changes: Any) -> None:
                 item.update(changes)
 
 
-def hold(states: States, *new: str) -> States:
+def hold(states: States, balancers: list[BalancerHost], *new: str) -> States:
     """Return hosts held at their first generation, of which these instances run the second, and all others stopped."""
-    second = after(planned(states, CHANGED, []), states)
+    second = after(planned(states, CHANGED, balancers), states)
     held = copy.deepcopy(second)
     for name, found in held.items():
         for history in found["generations"]:
@@ -121,7 +124,7 @@ CASES = {
 
 def made(case: Case) -> tuple[RolloutPlan, list[str], dict[str, Any]]:
     states, balancers = served(case.old)
-    states = hold(states, *case.new) if case.new else copy.deepcopy(states)
+    states = hold(states, balancers, *case.new) if case.new else copy.deepcopy(states)
     set_state(states, *case.down, state="exited", exit_code=1, ready=False)
     variables = {}
     if case.variables:  # of n2 alone

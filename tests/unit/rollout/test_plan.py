@@ -117,10 +117,16 @@ def test_every_instance_in_turn_with_the_way_back() -> None:
     assert made.trials["n2"] == [
         {
             "deployment": "llama",
-            "trial": {"generation": 2, "why": made.batches[0]["why"], "units": [], "baseline": {}},
+            "trial": {
+                "generation": 2,
+                "why": made.batches[0]["why"],
+                "units": [],
+                "baseline": {},
+                "before": 1,
+            },
         }
     ]
-    assert made.batches[0]["held"] == 1
+    assert made.batches[0]["holds"] == {"llama": 1}
 
 
 def test_what_the_canary_is_compared_with_comes_from_the_records() -> None:
@@ -221,7 +227,7 @@ def test_a_batch_that_is_turned_back_is_held_at_the_newest_that_served() -> None
         for server in (phases["serve_old"].args["servers"] if "serve_old" in phases else ())
     }
     assert len(found) == 2
-    assert {batch["held"] for batch in made.batches} == {max(found)}
+    assert [batch["holds"] for batch in made.batches] == [{"llama": max(found)}] * len(made.batches)
 
 
 @CONTINUES
@@ -288,7 +294,7 @@ def test_what_nobody_recorded_has_no_way_back() -> None:
         "serve", "judge", "keep_caches", "report", "record_verdict", "watch",
     }  # fmt: skip
     (batch,) = made.batches
-    assert (batch["held"], batch["generation"]) == (None, 1)
+    assert (batch["holds"], batch["generation"]) == ({}, 1)
     assert batch["lost"] == ["n1/llama-0", "n1/llama-1"]
     assert batch["way_back"] == ["report"]
 
@@ -375,14 +381,19 @@ def test_a_host_gets_its_own_part_and_one_without_any_an_empty_one() -> None:
         "soak": made.policy.soak,
         "measured_hosts": [],
         "returned": [],
+        "ignored": [],
     }
     steps = {
         str(number): {phase: {"action": step.action, "args": step.args} for phase, step in found.items()}
         for number, found in made.steps["n2"].items()
     }
     assert list(steps) == ["2", "4"]
-    assert made.host("n2") == {**shared, "steps": steps, "finish": made.finish["n2"]}
-    assert made.host("n3") == {**shared, "steps": {}, "finish": None}
+    held = {"generation": 1, "why": "", "since": "", "failed": [2], "together": []}
+    binding = {"deployment": "llama", "trial": None, "held": held}
+    step = {"action": "serving_generation", "args": {"bindings": [binding]}}
+    holds = {"llama": {"hold": step, "confirm_hold": step}}
+    assert made.host("n2") == {**shared, "steps": steps, "holds": holds, "finish": made.finish["n2"]}
+    assert made.host("n3") == {**shared, "steps": {}, "holds": {}, "finish": None}
 
 
 def test_all_that_stops_stops_in_one_batch() -> None:

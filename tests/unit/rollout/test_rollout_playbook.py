@@ -56,14 +56,20 @@ class ActionModule(ActionBase):
         kept = os.environ["FAKE_LOG"] + ".kept"
         if NAME == "bench_report" and os.path.exists(kept):
             answer["on_nodes"] = kept
+        if NAME == "instance_status":
+            names = ("llama-0", "llama-1")
+            instances = [{"name": name, **json.loads(os.environ["FAKE_ASKED"])} for name in names]
+            answer["instance_status"] = {"instances": instances}
         for part in json.loads(os.environ["FAKE_FAIL"]):
-            if all(word in text for word in part if not word.startswith("class=")):
+            if all(word in text for word in part if not word.startswith(("class=", "verdict="))):
                 answer = {"failed": True, "msg": "broken by the test: " + NAME}
                 for word in part:
-                    if word.startswith("class=") and NAME == "vllm_server":
-                        answer["servers"] = [{**server, "class": word[6:]} for server in given["servers"]]
+                    if word.startswith("class=") and NAME in ("vllm_server", "vllm_watch"):
+                        answer["servers"] = [{"name": "llama-0", "class": word[6:]}]
                     elif word.startswith("class="):
                         answer["class"] = word[6:]
+                    elif word.startswith("verdict="):
+                        answer["verdict"] = word[8:]
         return answer
 """
 
@@ -131,10 +137,12 @@ def play(
     parts: dict[str, dict[str, Any]] | None = None,
     dying: dict[str, str] | None = None,
     variables: dict[str, Any] | None = None,
+    asked: dict[str, Any] | None = None,
 ) -> Played:
     """Run the play of upgrade.yml, of stop.yml or of benchmark.yml that works on what serves.
 
-    dying: hosts that cannot be reached any more once a text stands in the log of calls.
+    dying: hosts that cannot be reached any more once a text stands in the log of calls. asked: what instance_status
+    finds of each instance.
     """
     collections = tmp_path / "collections"
     collection = collections / "ansible_collections/instinct/fleet"
@@ -143,7 +151,7 @@ def play(
         path.mkdir(parents=True)
     for name in (
         "balancer_server", "vllm_server", "vllm_watch", "serving_generation", "vllm_smoke", "vllm_accuracy",
-        "vllm_bench", "canary_verdict", "node_state", "bench_report", "instance_cache",
+        "vllm_bench", "canary_verdict", "node_state", "bench_report", "instance_cache", "instance_status",
     ):  # fmt: skip
         (actions / f"{name}.py").write_text(ACTION.replace("NAME", repr(name)))
     for name in (
@@ -187,7 +195,7 @@ def play(
     env = {
         **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(collections),
         "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONNECTION_PLUGINS": str(tmp_path / "connection"),
-        "FAKE_LOG": str(log), "FAKE_FAIL": json.dumps(fail),
+        "FAKE_LOG": str(log), "FAKE_FAIL": json.dumps(fail), "FAKE_ASKED": json.dumps(asked or {}),
     }  # fmt: skip
     done = subprocess.run(
         [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(tmp_path / "hosts.yml"),
@@ -198,8 +206,9 @@ def play(
     return Played(done.returncode, done.stdout + done.stderr, calls)
 
 
-SITE = "site"
+SITE, RECORD = "site", "record"
 PLAYS = {
+    RECORD: ({"upgrade": "Record the generations to serve"}, "todo_vllm_serve"),
     STOP: ({"stop": "Stop"}, "todo_rollout"),
     BENCHMARK: ({"parts/measure": "Measure, a few instances at a time"}, "todo_rollout"),
     SITE: (
@@ -228,6 +237,8 @@ def short(name: str, given: dict[str, Any]) -> str:
         found = given["bindings"][0]
         if found.get("held"):
             return f"hold {found['held']['generation']}"
+        if "trial" not in found:
+            return "free"
         if found["trial"] is None:
             return "trial ended"
         return (
@@ -283,7 +294,7 @@ CONFIRM = ["hold 1", "hold 1"]
     ("fail", "until", "report"),
     [
         (['["vllm_server"', '"files"', BAD], "serve llama-0 2", ["canary_verdict failed"]),
-        (['["canary_verdict"', '"after"'], "canary_verdict after", []),
+        (['["canary_verdict"', '"after"', "verdict=slower"], "canary_verdict after", []),
     ],
 )
 def test_a_canary_that_fails_goes_back_and_nothing_else_begins(
@@ -318,7 +329,7 @@ def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
 
 
 def test_it_serves_again_though_it_cannot_be_held(tmp_path: Path) -> None:
-    done = play(tmp_path, ['["vllm_watch"'], ['"held": {'])
+    done = play(tmp_path, ['["vllm_watch"', BAD], ['"held": {'])
     assert done.calls[-4:] == [*SERVES, *CONFIRM]
     assert "is not held: broken by the test" in done.out
 
@@ -384,6 +395,31 @@ def test_docker_that_dies_in_a_late_batch_concerns_its_host_alone(tmp_path: Path
     assert batch[-2:] == ["drain n2.llama-0", "serve llama-0+llama-1 1"]
     assert "n2 does not serve with its earlier generation yet: broken by the test" in done.out
     assert AGAIN in done.out
+
+
+@pytest.mark.parametrize(("health", "held"), [(200, False), (0, True)], ids=["it answers", "it hangs"])
+def test_what_no_load_balancer_takes_is_asked_itself(tmp_path: Path, health: int, held: bool) -> None:
+    """The canary answers or not; what keeps the load balancer from it says nothing about the release."""
+    asked = {"status": "running", "endpoint": {"port": 8000}, "health": health}
+    done = play(tmp_path, ["balancer_server", '"ready"', "class=not_in_service"], asked=asked)
+    assert done.rc == 2
+    failed = CANARY[: CANARY.index("ready n1.llama-0") + 1]
+    way_back = ["drain n1.llama-0", "serve llama-0 1", "ready n1.llama-0"]
+    holds = ["hold 1", "hold 1"] if held else []
+    # n1 fails on its way back, too; n2 confirms the hold.
+    assert done.calls == [*failed, "instance_status", *holds, *way_back, *holds[:1]]
+    text = "llama-0 does not answer either" if held else "no verdict on generation 2, so llama is not held"
+    assert text in done.out
+    recorded = [line for line in (tmp_path / "log").read_text().splitlines() if '"failed": [2]' in line]
+    assert len(recorded) == 3 * held
+    assert all("Asked directly, llama-0 does not answer either" in line for line in recorded)
+
+
+def test_upgrade_yml_records_where_no_instance_changes(tmp_path: Path) -> None:
+    """Such as the end of a hold: the inventory says again what runs, so nobody is of a rollout."""
+    ends = {"generations": [], "bindings": [{"deployment": "llama", "held": None}], "instances": []}
+    done = play(tmp_path, operation=RECORD, parts={"n1": ends, "n2": {**ends, "bindings": []}})
+    assert (done.rc, done.calls) == (0, ["free"])
 
 
 # ---- load balancers that die -------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     ROLLBACK,
     STOP,
     UPGRADE,
+    Hold,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.steps import (
     FORWARD,
@@ -22,7 +23,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.steps impor
     Canary,
     Step,
     Work,
-    holds,
+    hold_reason,
+    hold_steps,
     no_trial,
     phases,
     steps_of,
@@ -34,7 +36,7 @@ HERE = [{"balancer": "lb", "servers": ["llama/n1.llama-0:8000"]}]
 WORK = Work(servers=[NEW], leave=HERE, enter=HERE, old_servers=[OLD], enter_old=HERE)
 CANARY = Canary("n1/llama-0", {"name": "old"}, {"name": "new"}, {"name": "beside"}, True, {})
 UNKNOWN = replace(WORK, old_servers=(), enter_old=(), lost=["llama-0"])
-CHANGE = BatchChange(UPGRADE, "llama", 2, "other flags", 30)
+CHANGE = BatchChange(UPGRADE, "llama", 2, "other flags", 30, before=1)
 
 PLAIN = ["drain", "serve", "undrain", "watch", "confirm"]
 BACK = ["drain", "serve_old", "undrain_old"]
@@ -141,12 +143,12 @@ def test_a_stop_is_told_what_to_stop() -> None:
 )
 def test_records_of_a_trial(step: str, units: list[str], baseline: dict[str, Any]) -> None:
     found = steps_of(replace(WORK, canary=CANARY), CHANGE)[step]
-    trial = {"generation": 2, "why": "other flags", "units": units, "baseline": baseline}
+    trial = {"generation": 2, "why": "other flags", "units": units, "baseline": baseline, "before": 1}
     assert found == Step("serving_generation", {"bindings": [{"deployment": "llama", "trial": trial}]})
 
 
 def test_a_trial_that_begins_and_one_that_ends() -> None:
-    trial = {"generation": 2, "why": "other flags", "units": [], "baseline": {}}
+    trial = {"generation": 2, "why": "other flags", "units": [], "baseline": {}, "before": 1}
     assert trial_record(CHANGE) == {"deployment": "llama", "trial": trial}
     assert no_trial(["llama", "qwen", "llama"]) == {
         "bindings": [{"deployment": "llama", "trial": None}, {"deployment": "qwen", "trial": None}]
@@ -158,14 +160,23 @@ def test_a_trial_that_begins_and_one_that_ends() -> None:
     [("slower", "slower"), ("x" * HOLD_TEXT, "x" * HOLD_TEXT), ("x" * 401, "x" * 399 + "…")],
 )
 def test_a_hold_keeps_the_reason(why: str, kept: str) -> None:
-    found = holds({"deployment": "llama", "generation": 2, "held": 1}, why)
-    binding = {"deployment": "llama", "trial": None, "held": {"generation": 1, "why": kept}}
-    line = f"llama generation 2 was turned back: {kept}"
-    assert found == {
-        "hold": Step("serving_generation", {"bindings": [binding], "journal": [line]}),
-        "confirm_hold": Step("serving_generation", {"bindings": [binding]}),
-    }
+    assert hold_reason(why) == kept
 
 
-def test_nothing_is_held_where_nothing_is_known_to_go_back_to() -> None:
-    assert holds({"deployment": "llama", "generation": 2, "held": None}, "slower") == {}
+HOLDS = {"llama": Hold(1, "", "", (2,), ("chat",)), "chat": Hold(0, "", "", (1,), ("llama",))}
+
+
+@pytest.mark.parametrize(
+    ("kept", "names"), [(("chat", "llama", "qwen"), ["llama", "chat"]), (("llama",), ["llama"])]
+)
+def test_a_host_holds_what_it_keeps(kept: tuple[str, ...], names: list[str]) -> None:
+    found = hold_steps(HOLDS, kept)
+    assert list(found) == ["hold", "confirm_hold"]
+    bindings = [{"deployment": name, "trial": None, "held": HOLDS[name].to_json()} for name in names]
+    assert {step.action for step in found.values()} == {"serving_generation"}
+    assert [step.args for step in found.values()] == [{"bindings": bindings}] * 2
+
+
+@pytest.mark.parametrize(("holds", "kept"), [({}, ("llama",)), (HOLDS, ("qwen",))])
+def test_a_host_that_keeps_nothing_of_it_holds_nothing(holds: dict[str, Hold], kept: tuple[str, ...]) -> None:
+    assert hold_steps(holds, kept) == {}

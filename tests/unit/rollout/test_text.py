@@ -10,11 +10,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.infrastructure import CLASSES
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.failures import (
     Failure,
-    failure_of,
     message_of,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.judge import judge_batch
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
-    judge_batch,
     summarize_measurement,
     summarize_rollout,
     unmended_message,
@@ -29,7 +28,7 @@ def batch(number: int, units: list[list[str]], **keys: Any) -> dict[str, Any]:
         "operation": "upgrade",
         "deployment": "llama",
         "generation": 3,
-        "held": 2,
+        "holds": {"llama": 2},
         "lost": [],
         "canary": f"{hosts[0]}/llama-0" if number == 1 else "",
         "passed": ["record_verdict"] if number == 1 else [],
@@ -63,11 +62,12 @@ BATCHES = [batch(1, [["n1/llama-0"]]), batch(2, [["n1/llama-1"], ["n2/llama-0"]]
 def test_what_follows(
     operation: str, failures: dict[str, str], gone: list[str], stop: bool, back: bool, why: str
 ) -> None:
-    failed = {host: Failure(text) for host, text in failures.items()}
+    failed = {host: Failure(text, ("broken",)) for host, text in failures.items()}
     verdict = judge_batch({**BATCHES[1], "operation": operation}, failed, gone)
     assert (verdict.stop, verdict.back, verdict.why) == (stop, back, why)
     assert list(verdict.phases) == (["hold", "drain", "serve_old", "confirm_hold"] if back else [])
-    assert list(verdict.steps) == (["hold", "confirm_hold"] if back else [])
+    assert verdict.turned == back
+    assert verdict.to_json()["hold_why"] == why
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,9 @@ def test_what_follows(
 def test_phases_that_follow_a_canary(
     failures: dict[str, str], not_started: list[str], phases: list[str]
 ) -> None:
-    failed = {host: Failure(text, started=host not in not_started) for host, text in failures.items()}
+    failed = {
+        host: Failure(text, ("broken",), started=host not in not_started) for host, text in failures.items()
+    }
     verdict = judge_batch(BATCHES[0], failed, [])
     assert list(verdict.phases) == phases
     assert verdict.to_json()["phases"] == phases
@@ -106,7 +108,17 @@ MIXED: dict[str, tuple[dict[str, tuple[str, ...]], list[str], list[str]]] = {
     "another run works there": ({"n1": ("other_run",)}, [], []),
     "one instance of a host is bad": ({"n1": ("docker", "out_of_memory")}, [], []),
     "one host is bad, the other has no Docker": ({"n1": ("docker",), "n4": ("python_exception",)}, [], []),
-    "one has no class": ({"n1": ("docker",), "n4": ("",)}, [], []),
+    "a peer of its engine has no Docker": (
+        {"n2": ("collective_failed",), "n3": ("docker",)},
+        AWAY,
+        ["n2", "n3"],
+    ),
+    "both hosts of an engine are bad": ({"n2": ("out_of_memory",), "n3": ("out_of_memory",)}, [], []),
+    "a bad host, and an engine whose peer has no Docker": (
+        {"n1": ("slower",), "n2": ("collective_failed",), "n3": ("docker",)},
+        [],
+        [],
+    ),
 }
 
 
@@ -114,58 +126,21 @@ MIXED: dict[str, tuple[dict[str, tuple[str, ...]], list[str], list[str]]] = {
 def test_a_failure_around_the_release_is_no_verdict_on_it(case: str) -> None:
     classes, phases, hosts = MIXED[case]
     failures = {host: Failure(f"broke {host}", found) for host, found in classes.items()}
-    release = any(not set(found) <= CLASSES for found in classes.values())
+    release = case != "a peer of its engine has no Docker" and any(
+        not set(found) <= CLASSES for found in classes.values()
+    )
     verdict = judge_batch(WIDE, failures, [])
     assert (verdict.stop, verdict.turned, verdict.resumable) == (True, release, not release)
     assert all(f"broke {host}" in verdict.why for host in classes)
     if release:
-        assert list(verdict.steps) == ["hold", "confirm_hold"]
+        assert [phase for phase in verdict.phases if "hold" in phase] == ["hold", "confirm_hold"]
         assert list(verdict.hosts) == WIDE["all_hosts"]
     else:
-        assert (list(verdict.phases), list(verdict.hosts), dict(verdict.steps)) == (phases, hosts, {})
+        assert (list(verdict.phases), list(verdict.hosts)) == (phases, hosts)
         assert verdict.back == bool(phases)
     # What is not an upgrade stops where it is, as ever.
     other = judge_batch({**WIDE, "operation": "rollback"}, failures, [])
     assert (other.stop, other.back, other.turned, other.resumable) == (True, False, False, False)
-
-
-SERVERS = "instinct.fleet.vllm_server"
-
-
-@pytest.mark.parametrize(
-    ("action", "result", "classes", "release"),
-    [
-        (SERVERS, {"servers": [{"name": "a"}, {"class": "docker"}]}, ("docker",), False),
-        (
-            SERVERS,
-            {"servers": [{"class": "docker"}, {"class": "out_of_memory"}]},
-            ("docker", "out_of_memory"),
-            True,
-        ),
-        (SERVERS, {"servers": [{"class": "container_refused"}]}, ("container_refused",), True),
-        # It got to no instance: Docker is dead, the disk is full, another run holds the lock.
-        (SERVERS, {"msg": "Docker's socket does not exist", "class": "docker"}, ("docker",), False),
-        (SERVERS, {"msg": "refused", "class": "other_run"}, ("other_run",), False),
-        (SERVERS, {"msg": "cannot be written. Nothing was stopped."}, ("docker",), False),
-        (SERVERS, {"msg": "to be removed", "servers": [{"state": "ready"}]}, ("docker",), False),
-        ("instinct.fleet.serving_generation", {"msg": "No space left"}, ("record",), False),
-        ("instinct.fleet.vllm_watch", {"msg": "Docker", "class": "docker"}, ("docker",), False),
-        ("instinct.fleet.vllm_watch", {"msg": "llama-0 does not run any more"}, ("",), True),
-        ("instinct.fleet.canary_verdict", {"msg": "slower"}, ("",), True),
-        ("instinct.fleet.canary_verdict", {"class": "infrastructure"}, ("infrastructure",), False),
-        ("instinct.fleet.balancer_verdict", {"class": "balancer"}, ("balancer",), False),
-        (
-            "instinct.fleet.balancer_server",
-            {"results": [{"failed": True, "msg": "not in service"}]},
-            ("",),
-            True,
-        ),
-        ("ansible.builtin.include_role", "text", ("",), True),
-    ],
-)
-def test_the_classes_of_a_failure(action: str, result: Any, classes: tuple[str, ...], release: bool) -> None:
-    found = failure_of(action, result)
-    assert (found.classes, found.release) == (classes, release)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +171,7 @@ END = {
             "0 groups of 4",
             "slower by 30 %",
             "Rolled back: generation 2 serves again",
-            "is held until",
+            "llama is held. It ends when",
             "again=true",
         ],
     ),

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts take the lease of a run: all that it changes, and all load balancers, before it begins."""
+"""Which hosts have a part in a run: those that take its lease, those that record a hold, and those that hold."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
     DEPLOY,
+    UPGRADE,
     OperationRequest,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import todo_hosts
 
-from tests.worlds.plan_world import deployment
+from tests.worlds.generations_world import BACK, HELD, States, bind, llama, only, run, upgraded
+from tests.worlds.generations_world import planned as plan_of
+from tests.worlds.plan_world import deployment, state
 from tests.worlds.rollout_balancer_world import PAIR, SEQS, planned, served
 
 CHANGED = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
@@ -33,3 +37,35 @@ def test_who_takes_the_lease(wanted: object, held: Collection[str] | None, lease
     plan = planned(states, wanted, balancers, OperationRequest(DEPLOY))
     todo = todo_hosts(plan, plan.balancers, plan.to_json(), None, held)
     assert {item["name"] for item in todo if "todo_lease" in item["groups"]} == leased
+
+
+# ---- holds -------------------------------------------------------------------------------------------
+
+
+def turned_back() -> States:
+    """Two hosts that run generation 1, as generation 2 failed its verdict, and a third one that came later."""
+    back = run(upgraded(), llama(16), BACK)
+    return {**bind(back, *back, held={**HELD, "failed": [2]}), "n3": state(hostname="n3")}
+
+
+def groups(states: States, wanted: Any, request: OperationRequest) -> dict[str, list[str]]:
+    plan = plan_of(states, wanted, request)
+    return {item["name"]: item["groups"] for item in todo_hosts(plan, (), plan.to_json())}
+
+
+@pytest.mark.parametrize("operation", [DEPLOY, UPGRADE])
+@pytest.mark.parametrize("down", [False, True], ids=["all", "with --limit, or a host down"])
+def test_a_hold_ends_where_no_instance_changes(operation: str, down: bool) -> None:
+    """Its hosts are of the play that records generations, so they do what the plan says."""
+    states = only(turned_back(), "n1") if down else {**turned_back(), "n3": None}
+    found = groups(states, llama(), OperationRequest(operation))
+    assert found == {name: ["todo_vllm_serve"] for name in (["n1"] if down else ["n1", "n2"])}
+    later = run(states, llama(), OperationRequest(operation))
+    assert groups(later, llama(), OperationRequest(operation)) == {}
+
+
+@pytest.mark.parametrize("operation", [DEPLOY, UPGRADE])
+def test_hosts_that_hold_say_so_and_have_nothing_to_do(operation: str) -> None:
+    settled = run(turned_back(), llama(16), OperationRequest(operation))
+    found = groups(settled, llama(16), OperationRequest(operation))
+    assert found == {"n1": ["fleet_held"], "n2": ["fleet_held"]}

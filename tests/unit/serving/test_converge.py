@@ -619,7 +619,7 @@ def test_one_that_waits_is_told_with_its_reason(docker: FakeDocker, run_module: 
     docker.programs["instinct-"] = program
     result, failed = run_module(vllm_server.main, args(docker, server))
     assert failed
-    assert result["servers"][0]["class"] == "not_ready"
+    assert result["servers"][0]["class"] == "waiting"
     assert "vLLM was not started: waits for n2 (rank 1)" in result["servers"][0]["log_line"]
 
 

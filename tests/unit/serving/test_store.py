@@ -128,7 +128,10 @@ def test_members_must_be_among_the_instances(top: Path, run_module: Any) -> None
     [
         ([], [], [4, 5, 6]),
         ([{"deployment": "llama", "held": HELD}], [], [1, 4, 5, 6]),
+        ([{"deployment": "llama", "held": {**HELD, "failed": [2, 3]}}], [], [1, 2, 3, 4, 5, 6]),
+        ([{"deployment": "llama", "held": {**HELD, "generation": 0, "failed": [3]}}], [], [3, 4, 5, 6]),
         ([{"deployment": "llama", "trial": {**HELD, "generation": 2}}], [], [2, 4, 5, 6]),
+        ([{"deployment": "llama", "trial": {**HELD, "generation": 2, "before": 1}}], [], [1, 2, 4, 5, 6]),
         ([], [3, 1], [1, 3, 4, 5, 6]),
     ],
 )
@@ -201,6 +204,19 @@ def test_a_hold_is_set_kept_and_lifted(top: Path, run_module: Any) -> None:
         "llama is on trial with generation 1 (generation 2 is slower)",
         "llama is no longer held at generation 1",
         "llama is no longer on trial with generation 1",
+    ]
+
+
+def test_the_journal_says_what_was_turned_back(top: Path, run_module: Any) -> None:
+    run_module(serving_generation.main, args())
+    for held in ({**HELD, "failed": [2, 3]}, None, {**HELD, "generation": 0, "failed": [1]}, None):
+        run_module(serving_generation.main, {"bindings": [{"deployment": "llama", "held": held}]})
+    lines = [line.split(" ", 1)[1] for line in (top / "journal.log").read_text().splitlines()]
+    assert lines[1:] == [
+        "llama is held at generation 1, 2, 3 turned back (generation 2 is slower)",
+        "llama is no longer held at generation 1",
+        "llama is held at no generation, 1 turned back (generation 2 is slower)",
+        "llama is no longer held at no generation",
     ]
 
 

@@ -41,7 +41,7 @@ GROUPS = {
     "todo_host_prep": "fetch", "fleet_builds": "fetch", "todo_distribution": "fetch", "todo_vllm_image": "fetch",
     "todo_hf_model": "fetch", "todo_instance_key": "key", "todo_gpu_partition": "partition",
 }  # fmt: skip
-NOTHING = {"plan_hosts", "fleet_excluded", "todo_lease", "all"}
+NOTHING = {"plan_hosts", "fleet_excluded", "fleet_held", "todo_lease", "all"}
 
 
 def plays(path: str, phase: str = "", operation: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:
@@ -66,7 +66,9 @@ def simulated(path: str) -> list[str]:
         hosts, name = str(play["hosts"]), str(play["name"])
         groups = re.findall(r"groups\.(\w+)", hosts)
         group = groups[0] if groups else "plan_hosts"
-        if "Verify the models" in name or (group == "todo_instance_key" and phase == "after"):
+        if name.startswith(("Verify the models", "Record the generations")) or (
+            group == "todo_instance_key" and phase == "after"
+        ):
             kind = ""  # nothing that serves changes by it
         elif group in GROUPS and not (group == "todo_gpu_partition" and "assert" in str(play.get("tasks"))):
             kind = GROUPS[group]
@@ -78,7 +80,6 @@ def simulated(path: str) -> list[str]:
             kind = "resume" if "resume" in str(play) else "serve"
         elif group == "todo_rollout":
             kind = {"Stop": "stop", "Measure, a few instances at a time": "measure"}.get(name, "rollout")
-            kind = "" if name.startswith("Record") else kind
         elif group == "todo_benchmark":
             kind = "measure_new" if "new" in name else ""
         else:

@@ -25,7 +25,7 @@ from tests.worlds.edits import Drawn, edit, inventories
 
 EXAMPLES = int(os.environ.get("EDIT_EXAMPLES", "100"))
 COMMITS = 5
-BETWEEN = ("nothing", "nothing", "nothing", "hold", "drain", "down", "die", "fail")
+BETWEEN = ("nothing", "nothing", "nothing", "hold", "drain", "down", "die", "fail", "verdict")
 """What happens before an edit is deployed, or while it is."""
 LEAST_ACCEPTED = 0.8
 """The share of edits that have to be carried out, and not refused: else the generator would prove little."""
@@ -93,9 +93,13 @@ def deployed(
         return site  # what the host that is down has is not known
     if between == "fail":
         assert_way_back(done, told)
+    there = [failed for failed in failures(done) if failed[0]["holds"] and mishaps.may_die(done)]
+    if between == "verdict" and there:
+        failed = there[data.draw(st.integers(0, len(there) - 1))]
+        return held_and_left(done, inventory, site, failed, told)
     if between == "die" and mishaps.may_die(done):
-        there = mishaps.moments(done)
-        moment = there[data.draw(st.integers(0, len(there) - 1))]
+        moments = mishaps.moments(done)
+        moment = moments[data.draw(st.integers(0, len(moments) - 1))]
         site = mishaps.died_at(moment, done, inventory, site)
         done = planned(inventory, site, operation)
         again = done.simulate()
@@ -132,6 +136,30 @@ def assert_way_back(done: Planned, told: str) -> None:
         playbook.run(done.operation, until=(batch["number"], phase))
         playbook.run_phases(batch, batch["way_back"])
         assert not context.found, f"{told}, {batch['text']} failed in {phase}: {context.found[:3]}"
+
+
+def held_and_left(
+    done: Planned, inventory: Inventory, site: Site, failed: tuple[Any, str], told: str
+) -> Site:
+    """A release is turned back: the next run keeps what serves, and the one after that does nothing but say so."""
+    batch, phase = failed
+    told = f"{told}, {batch['text']} failed its verdict in {phase}"
+    event("a release is turned back")
+    back = mishaps.turned_back(done, inventory, site, failed)
+    again = planned(inventory, back, done.operation)
+    if again.plan.excluded:  # only what other edits of the same commit have taken from a host
+        assert all("is held, but cannot run" in why for _host, why in again.plan.excluded), told
+        return site
+    found = again.simulate()
+    assert not found.violations, f"{told}: {found.violations[:3]}"
+    settled_then = carried_out(again, inventory, back)
+    left = planned(inventory, settled_then, done.operation).plan
+    assert left.changes == 0, (
+        f"{told}: {[host.actions for host in (*left.hosts, *left.balancers) if host.actions]}"
+    )
+    held = {item.deployment for item in left.revisions if item.source.ignored}
+    assert held >= batch["holds"].keys(), told
+    return settled_then
 
 
 def failures(done: Planned) -> Iterator[tuple[Any, str]]:

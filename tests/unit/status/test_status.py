@@ -253,8 +253,32 @@ def test_generations_and_what_is_recorded_and_not_there() -> None:
     }
     made = status(seen, {})
     assert {row.generation for row in made.rows} == {2}
-    assert made.deployments[0].notes == (
-        "held at generation 2 since 2026-01-01T00:00:00Z: canary: 30 % slower (hosts n1, n2)",
+    (line,) = made.held
+    assert line.startswith(
+        "llama is held at generation 2 since 2026-01-01T00:00:00Z (canary: 30 % slower), on hosts n1, n2. It ends when"
+    )
+    assert text(made).startswith(f"Held: {line[:60]}")  # before all else
+    assert made.to_json()["held"] == [line]
+
+
+def test_what_is_held_and_not_started_is_told_and_what_was_lifted_elsewhere_is_not() -> None:
+    hold = {
+        "generation": 0, "why": "slower", "since": "2026-01-01T00:00:00Z", "failed": [1], "together": ["llama"],
+    }  # fmt: skip
+    kept = [generation(1, chat_0="aa")]
+    history = {"deployment": "chat", "held": hold, "trial": None, "kept": kept}
+    away = {**history, "deployment": "away"}
+    lifted = {**away, "held": None, "lifted": "2026-01-01T00:00:01Z"}
+    made = status({"n1": host(generations=[history, away]), "n2": host(generations=[lifted])}, {})
+    (line,) = made.held
+    assert line.startswith(
+        "chat is held, and not started, since 2026-01-01T00:00:00Z: generation 1 was turned back (slower), on host n1."
+    )
+    assert not [row for row in made.rows if row.deployment == "chat"]
+    left = instance(name="chat-0", deployment="chat", spec_hash="aa")
+    made = status({"n1": host(left, generations=[history])}, {})
+    assert (
+        "chat is held and not started, and 1 of its instances are there: site.yml removes" in made.verdict()
     )
 
 

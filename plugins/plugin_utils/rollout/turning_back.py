@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is held when a release is turned back: at which generations, and which other deployments with it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from ...module_utils.common.generations import History, Hold
+from ..desired.fleet import Host
+from ..generations.revisions import RevisionChange
+from ..generations.sources import INVENTORY, histories_by_name, running_numbers
+from ..instances.planned import running_member
+from .batches import Batch
+from .members import RolloutInstance
+
+Revisions = Mapping[str, RevisionChange]
+Holds = dict[str, Hold]
+
+
+def earlier_generations(revisions: Revisions, hosts: Sequence[Host]) -> dict[str, int]:
+    """Return the generation to which each deployment goes back; 0 for one that did not serve before."""
+    return {
+        name: _earlier(revision, hosts)
+        for name, revision in revisions.items()
+        if revision.source.kind == INVENTORY
+    }
+
+
+def _earlier(revision: RevisionChange, hosts: Sequence[Host]) -> int:
+    source, name, number = revision.source, revision.deployment, revision.generation or 0
+    if source.held:
+        return source.held.generation  # others that run were turned back
+    if source.trial and source.trial.before is not None:
+        return source.trial.before
+    runs = set().union(*(running_numbers(host, name) for host in hosts)) - {number}
+    kept = {made.generation for history in histories_by_name(hosts, name) for made in history.kept}
+    return max(runs or {one for one in kept if one < number}, default=0)
+
+
+def holds_of(
+    batches: Sequence[Batch], revisions: Revisions, hosts: Sequence[Host], earlier: Mapping[str, int]
+) -> dict[str, Holds]:
+    """Return, for each deployment that starts instances, the holds that follow when it is turned back, without reasons.
+
+    Held with it are deployments with which it exchanges GPUs or ports, as they cannot go on without it, and those that
+    stop serving a model name which it serves, as nobody would serve it. Nothing is held because of a definition that is
+    not new, nor where what ran before is unknown, as it cannot be kept.
+    """
+    members = [item for batch in batches for group in batch.groups for item in group.members]
+    exchanges = _exchanges(batches)
+    found: dict[str, Holds] = {}
+    coming = {item.deployment for item in members if item.new is not None}
+    for name in dict.fromkeys(batch.deployment for batch in batches if batch.deployment in coming):
+        revision = revisions.get(name)
+        if revision is None or not _is_new(revision, hosts, earlier.get(name, 0)) or _unrecorded(name, hosts):
+            continue
+        names = {one for one in exchanges[name] if one in earlier}
+        names |= {one for other in _leaving(names, members) for one in exchanges[other] if one in earlier}
+        names |= {name} if name in earlier else set()
+        found[name] = {
+            one: Hold(earlier[one], "", "", (revisions[one].generation or 0,), tuple(sorted(names - {one})))
+            for one in sorted(names)
+        }
+    return found
+
+
+def _is_new(revision: RevisionChange, hosts: Sequence[Host], earlier: int) -> bool:
+    """Return whether a definition is neither served everywhere yet, nor what it would go back to.
+
+    The latter is put back into the inventory after a rollout was interrupted.
+    """
+    if revision.source.kind != INVENTORY or revision.generation is None:
+        return False
+    runs = set().union(*(running_numbers(host, revision.deployment) for host in hosts))
+    if runs == {revision.generation} and not revision.source.trial:
+        return False
+    return any(_changes(revision, host, earlier) for host in hosts)
+
+
+def _changes(revision: RevisionChange, host: Host, earlier: int) -> bool:
+    """Return whether a host's instances are to be others than those of an earlier generation."""
+    step = revision.hosts.get(host.name)
+    if step is None:
+        return False
+    history = next(histories_by_name([host], revision.deployment), History(revision.deployment))
+    new, old = step.record or history.as_of(step.wanted or 0), history.as_of(earlier)
+    return (new.specs if new else {}) != (old.specs if old else {})
+
+
+def _unrecorded(name: str, hosts: Sequence[Host]) -> bool:
+    """Return whether a host has instances of a deployment that no record describes."""
+    return any(
+        item.deployment == name and running_member(host.state, item) is None
+        for host in hosts
+        if host.state
+        for item in host.state.instances
+    )
+
+
+def _exchanges(batches: Iterable[Batch]) -> dict[str, set[str]]:
+    """Return for each deployment those that change in the same groups, directly or through others; itself included."""
+    found: dict[str, set[str]] = {}
+    for group in (group for batch in batches for group in batch.groups):
+        joined = {item.deployment for item in group.members}
+        for name in list(joined):
+            joined |= found.get(name, set())
+        for name in joined:
+            found[name] = joined
+    return found
+
+
+def _leaving(names: Collection[str], members: Sequence[RolloutInstance]) -> set[str]:
+    """Return the deployments with instances that go, and that serve a model name which these deployments serve."""
+    models = {model for item in members if item.deployment in names and item.new for model in item.models}
+    return {item.deployment for item in members if item.new is None and models.intersection(item.old_models)}

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Releases that failed their verdict, by name: what is held, what serves, and what ends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.simulation.test_random_edits import failures
+from tests.worlds import mishaps
+from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, planned, settled
+from tests.worlds.plan_world import deployment
+
+FLEET = {"n1": "192.0.2.11", "n2": "192.0.2.12"}
+LATER = ("2026-12-01T10:00:00Z", "2026-12-01T11:00:00Z")
+
+
+def of(*deployments: dict[str, Any]) -> Inventory:
+    return Inventory(FLEET, {"n1": FLEET["n1"]}, deployments)
+
+
+def made(name: str, *gpus: int, port: int = 8000, **more: Any) -> dict[str, Any]:
+    return deployment(
+        name=name, gpus=list(gpus), instances_per_host=len(gpus), port=port, served_model_name=name, **more
+    )
+
+
+def named(name: str, *gpus: int, port: int = 8000) -> dict[str, Any]:
+    """A deployment that serves the same name as those that it takes over from, or that take over from it."""
+    return {**made(name, *gpus, port=port), "served_model_name": "lab/tiny-llama"}
+
+
+FLAG = {"engine_args": {"max_num_seqs": 16}}
+EDITS: dict[str, tuple[Inventory, Inventory, dict[str, int]]] = {
+    "a flag": (of(made("ada", 0, 1)), of(made("ada", 0, 1, **FLAG)), {"ada": 1}),
+    "a flag of one of two": (
+        of(made("ada", 0, 1), made("bob", 2, 3, port=8100)),
+        of(made("ada", 0, 1, **FLAG), made("bob", 2, 3, port=8100)),
+        {"ada": 1},
+    ),
+    "renamed": (of(made("ada", 0, 1)), of(made("bob", 0, 1)), {"ada": 1, "bob": 0}),
+    "renamed, and its clients notice nothing": (
+        of(named("ada", 0, 1)),
+        of(named("bob", 0, 1)),
+        {"ada": 1, "bob": 0},
+    ),
+    "split": (
+        of(named("ada", 0, 1)),
+        of(named("ada", 0), named("bob", 1, port=8001)),
+        {"ada": 1, "bob": 0},
+    ),
+    "joined": (
+        of(made("ada", 0), made("bob", 1, port=8001)),
+        of(made("ada", 0, 1)),
+        {"ada": 1, "bob": 1},
+    ),
+    "GPUs exchanged": (
+        of(made("ada", 0, 1), made("bob", 2, 3, port=8100)),
+        of(made("ada", 2, 3), made("bob", 0, 1, port=8100)),
+        {"ada": 1, "bob": 1},
+    ),
+}
+
+
+def back(before: Inventory, after: Inventory, holds: dict[str, int]) -> tuple[Site, Planned]:
+    """What the hosts have when the first batch with these holds failed its verdict; and the plan of that run."""
+    site = settled(before)
+    done = planned(after, site, "upgrade", upgrade_min_in=1)
+    there = [failed for failed in failures(done) if failed[0]["holds"] == holds]
+    assert there, [(batch["text"], batch["holds"]) for batch, _phase in failures(done)]
+    return mishaps.turned_back(done, after, site, there[0]), done
+
+
+def names(site: Site) -> set[tuple[str, str]]:
+    return {(host, item["name"]) for host, found in site.states.items() for item in found["instances"]}
+
+
+def holding(site: Site) -> dict[str, int]:
+    return {
+        history["deployment"]: history["held"]["generation"]
+        for found in site.states.values()
+        for history in found["generations"]
+        if history["held"]
+    }
+
+
+@pytest.mark.parametrize("operation", ["deploy", "upgrade"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_served_serves_on_and_the_edit_is_held(edit: str, operation: str) -> None:
+    before, after, holds = EDITS[edit]
+    site, _done = back(before, after, holds)
+    assert holding(site) == holds
+    again = planned(after, site, operation)
+    assert not again.simulate().violations
+    site = carried_out(again, after, site, LATER[0])
+    assert names(site) == names(settled(before))
+    left = planned(after, site, operation)
+    assert (left.plan.changes, left.rollout.batches if left.rollout else ()) == (0, ())
+    assert sorted(line.partition(" ")[0] for line in left.plan.ignored) == sorted(holds)
+    assert all("fleet_held" in entry["groups"] for entry in left.todo)
+    assert left.todo
+    assert holding(site) == holds
+
+
+@pytest.mark.parametrize("operation", ["deploy", "upgrade"])
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("way", ["put back", "again", "another definition"])
+def test_what_ends_it(edit: str, operation: str, way: str) -> None:
+    before, after, holds = EDITS[edit]
+    if way == "again":
+        operation = "upgrade"
+    site, _done = back(before, after, holds)
+    other = of(*({**one, "engine_args": {"max_num_seqs": 8}} for one in after.deployments))
+    wanted = {"put back": before, "again": after, "another definition": other}[way]
+    done = planned(wanted, site, operation, retry=way == "again", upgrade_min_in=1)
+    assert done.plan.ignored == []
+    site = carried_out(done, wanted, site, LATER[1])
+    assert (holding(site), names(site)) == ({}, names(settled(wanted)))
+    left = planned(wanted, site, operation)
+    assert (left.plan.changes, left.plan.ignored, left.todo) == (0, [], [])
+
+
+def test_what_served_before_is_not_held_when_it_is_put_back_after_an_interruption() -> None:
+    before, after, _holds = EDITS["a flag"]
+    site = settled(before)
+    done = planned(after, site, "upgrade", upgrade_min_in=1)
+    moment = next(item for item in mishaps.moments(done) if "phase watch" in item.step)
+    died = mishaps.died_at(moment, done, after, site)
+    there = planned(before, died, "upgrade", upgrade_min_in=1)
+    assert there.rollout
+    assert there.rollout.batches
+    assert [batch["holds"] for batch in there.rollout.batches] == [{}] * len(there.rollout.batches)
