@@ -70,8 +70,8 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
                 "group node_rank hosts master master_port group_port number servers data_rank headless",
             ),
             (
-                backends.BackendServer("n1", "llama-0", "::1", 80, 4),
-                "name host instance address port limit target",
+                backends.BackendServer("n1", "llama-0", "llama", "::1", 80, 4),
+                "name host instance deployment address port limit models weight number coming target probe",
             ),
             (MeasurementFailure("n1", "llama-0", "no"), "host what message"),
             (
