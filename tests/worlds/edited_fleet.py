@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -50,6 +50,13 @@ from tests.worlds.plan_world import LOCK, apply_to_state, fleet, knowledge, rend
 SECRETS = {name: f"sk-instances-{name}-" + "i" * 30 for name in ("first", "second")}
 
 
+MACHINES = {
+    **{f"n{number}": (f"192.0.2.{10 + number}", f"198.51.100.{10 + number}") for number in range(1, 8)},
+    **{f"lb{number}": (f"192.0.2.{100 + number}",) for number in range(1, 4)},
+}
+"""Every machine that an inventory may name, with its addresses. Names with lb: without GPUs."""
+
+
 class RememberingFactory(InstanceFactory):
     """What instances are made with; a decision that was taken for an equal deployment is not taken again."""
 
@@ -66,13 +73,17 @@ class RememberingFactory(InstanceFactory):
 
 @dataclass(frozen=True)
 class Inventory:
-    """What an operator writes. hosts, balancers: with their addresses; modes: the compute modes of hosts."""
+    """What an operator writes.
+
+    hosts, balancers: with their addresses; modes: the compute modes of hosts; machines: what there is.
+    """
 
     hosts: Mapping[str, str]
     balancers: Mapping[str, str]
     deployments: tuple[Mapping[str, Any], ...]
     modes: Mapping[str, str] = field(default_factory=dict)
     key: str = "first"
+    machines: Mapping[str, Sequence[str]] = field(default_factory=lambda: MACHINES)
 
 
 @dataclass

@@ -4,41 +4,109 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
 
-from tests.worlds.edited_fleet import Inventory
+from tests.worlds.edited_fleet import MACHINES, Inventory
 from tests.worlds.plan_world import deployment
 
-Draw = Callable[[Any], Any]
+T = TypeVar("T")
 NAMES = ("ada", "bob", "cyd", "dan", "eve", "fay", "gus", "hal")
 MODELS = ("lab/tiny-llama", "chat", "chat-fast", "assistant")
 GPUS = 8
 
 
-def address(name: str) -> str:
-    """The address of a host by its name: n1 and its like, lb1 and its like."""
-    return f"192.0.2.{(10 if name.startswith('n') else 100) + int(name.lstrip('nlbx'))}"
+class Draw(Protocol):
+    """Makes the choices of an edit."""
+
+    def number(self, low: int, high: int) -> int:
+        """A whole number, both bounds included."""
+
+    def one_of(self, values: Sequence[T]) -> T:
+        """One of some values."""
+
+    def some_of(self, values: Sequence[T], least: int = 0, most: int | None = None) -> list[T]:
+        """Some of some values, each at most once, in any order."""
 
 
-@st.composite
-def inventories(draw: Draw) -> Inventory:
-    """A fleet of one to six hosts, none to three load balancers and one to five deployments."""
-    names = [f"n{number}" for number in range(1, draw(st.integers(1, 6)) + 1)]
-    hosts = {name: address(name) for name in names}
-    places = [*names, "lb1", "lb2"]
-    balancers = draw(st.lists(st.sampled_from(places), max_size=3, unique=True))
-    modes = {name: "CPX" for name in names if draw(st.integers(0, 5)) == 0}
+@dataclass(frozen=True)
+class Drawn:
+    """Choices of hypothesis."""
+
+    draw: Callable[[Any], Any]
+
+    def number(self, low: int, high: int) -> int:
+        return int(self.draw(st.integers(low, high)))
+
+    def one_of(self, values: Sequence[T]) -> T:
+        found: T = self.draw(st.sampled_from(values))
+        return found
+
+    def some_of(self, values: Sequence[T], least: int = 0, most: int | None = None) -> list[T]:
+        return list(self.draw(st.lists(st.sampled_from(values), min_size=least, max_size=most, unique=True)))
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """Choices of a random generator."""
+
+    source: random.Random
+
+    def number(self, low: int, high: int) -> int:
+        return self.source.randint(low, high)
+
+    def one_of(self, values: Sequence[T]) -> T:
+        return self.source.choice(values)
+
+    def some_of(self, values: Sequence[T], least: int = 0, most: int | None = None) -> list[T]:
+        bound = len(values) if most is None else min(most, len(values))
+        return self.source.sample(values, self.source.randint(least, bound))
+
+
+def without_gpus(name: str) -> bool:
+    """A machine on which only a load balancer can be."""
+    return name.startswith("lb")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How large fleets may be."""
+
+    hosts: int = 6
+    balancers: int = 3
+    deployments: int = 5
+
+
+def inventory_of(
+    draw: Draw, bounds: Bounds = Bounds(), machines: Mapping[str, Sequence[str]] = MACHINES
+) -> Inventory:
+    """A fleet of one host at least, and of one deployment at least."""
+    all_names = [name for name in machines if not without_gpus(name)]
+    names = all_names[: draw.number(1, min(bounds.hosts, len(all_names)))]
+    places = [*names, *(name for name in machines if without_gpus(name))]
+    balancers = draw.some_of(places, most=bounds.balancers)
+    modes = {name: "CPX" for name in names if draw.number(0, 5) == 0}
     deployments: list[dict[str, Any]] = []
-    for number in range(draw(st.integers(1, 5))):
+    for number in range(draw.number(1, bounds.deployments)):
         made = _new_deployment(draw, deployments, names, NAMES[number])
         deployments += [made] if made else []
     return Inventory(
-        hosts, {name: hosts.get(name, address(name)) for name in balancers}, tuple(deployments), modes
+        {name: machines[name][0] for name in names},
+        {name: machines[name][0] for name in balancers},
+        tuple(deployments),
+        modes,
+        machines=machines,
     )
+
+
+@st.composite
+def inventories(draw: Callable[[Any], Any]) -> Inventory:
+    """A fleet of one to six hosts, none to three load balancers and one to five deployments."""
+    return inventory_of(Drawn(draw))
 
 
 def _free(deployments: list[dict[str, Any]]) -> list[int]:
@@ -52,17 +120,17 @@ def _new_deployment(
     free = _free(there)
     if not free:
         return None
-    count = draw(st.integers(1, min(3, len(free))))
+    count = draw.number(1, min(3, len(free)))
     made = deployment(
         name=name,
         gpus=free[:count],
         instances_per_host=count,
         port=8000 + 20 * NAMES.index(name),
-        served_model_name=draw(st.sampled_from((*MODELS, name))),
+        served_model_name=draw.one_of((*MODELS, name)),
     )
-    if draw(st.booleans()) and len(hosts) > 1:
-        made["hosts"] = draw(st.lists(st.sampled_from(hosts), min_size=1, unique=True))
-    if len(hosts) > 1 and draw(st.integers(0, 4)) == 0:
+    if draw.number(0, 1) and len(hosts) > 1:
+        made["hosts"] = draw.some_of(hosts, least=1)
+    if len(hosts) > 1 and draw.number(0, 4) == 0:
         _span(made, hosts[:2])
     return made
 
@@ -83,7 +151,7 @@ Parts = dict[str, Any]
 
 def _one(draw: Draw, parts: Parts) -> dict[str, Any] | None:
     there = parts["deployments"]
-    return there[draw(st.integers(0, len(there) - 1))] if there else None
+    return there[draw.number(0, len(there) - 1)] if there else None
 
 
 def _names(item: Mapping[str, Any]) -> list[str]:
@@ -111,13 +179,13 @@ def rename_with_its_model(draw: Draw, parts: Parts) -> None:
 def served_name(draw: Draw, parts: Parts) -> None:
     item = _one(draw, parts)
     if item:
-        item["served_model_name"] = draw(st.sampled_from(MODELS))
+        item["served_model_name"] = draw.one_of(MODELS)
 
 
 def another_served_name(draw: Draw, parts: Parts) -> None:
     item = _one(draw, parts)
     if item:
-        item["served_model_name"] = list(dict.fromkeys((*_names(item), draw(st.sampled_from(MODELS)))))
+        item["served_model_name"] = list(dict.fromkeys((*_names(item), draw.one_of(MODELS))))
 
 
 def fewer_served_names(draw: Draw, parts: Parts) -> None:
@@ -129,9 +197,8 @@ def fewer_served_names(draw: Draw, parts: Parts) -> None:
 def port(draw: Draw, parts: Parts) -> None:
     item = _one(draw, parts)
     if item:
-        item["port"] = draw(
-            st.sampled_from((item["port"] + 1, item["port"] + 400, max(8000, item["port"] - 1)))
-        )
+        there = item["port"]
+        item["port"] = draw.one_of((there + 1, there + 400, max(8000, there - 1)))
 
 
 def swap_ports(draw: Draw, parts: Parts) -> None:
@@ -149,20 +216,20 @@ def listen(draw: Draw, parts: Parts) -> None:
 def flags(draw: Draw, parts: Parts) -> None:
     item = _one(draw, parts)
     if item:
-        item["engine_args"] = {"max_num_seqs": draw(st.sampled_from((16, 32, 64)))}
+        item["engine_args"] = {"max_num_seqs": draw.one_of((16, 32, 64))}
 
 
 def weight(draw: Draw, parts: Parts) -> None:
     item = _one(draw, parts)
     if item:
-        item["weight"] = draw(st.integers(1, 4))
+        item["weight"] = draw.number(1, 4)
 
 
 def scale(draw: Draw, parts: Parts) -> None:
     item = _one(draw, parts)
     if item and item.get("nodes", 1) == 1:
         gpus = [*item["gpus"], *_free(parts["deployments"])]
-        item["gpus"] = gpus[: draw(st.integers(1, min(4, len(gpus))))]
+        item["gpus"] = gpus[: draw.number(1, min(4, len(gpus)))]
         item["instances_per_host"] = len(item["gpus"])
 
 
@@ -187,7 +254,7 @@ def turn_gpus(draw: Draw, parts: Parts) -> None:
 def move_hosts(draw: Draw, parts: Parts) -> None:
     item = _one(draw, parts)
     if item and item.get("nodes", 1) == 1:
-        item["hosts"] = draw(st.lists(st.sampled_from(sorted(parts["hosts"])), min_size=1, unique=True))
+        item["hosts"] = draw.some_of(sorted(parts["hosts"]), least=1)
 
 
 def add_deployment(draw: Draw, parts: Parts) -> None:
@@ -243,27 +310,27 @@ def nodes(draw: Draw, parts: Parts) -> None:
 
 
 def add_balancer(draw: Draw, parts: Parts) -> None:
-    places = [
-        name for name in (*sorted(parts["hosts"]), "lb1", "lb2", "lb3") if name not in parts["balancers"]
-    ]
+    others = [name for name in parts["machines"] if without_gpus(name)]
+    places = [name for name in (*sorted(parts["hosts"]), *others) if name not in parts["balancers"]]
     if places and len(parts["balancers"]) < 3:
-        name = draw(st.sampled_from(places))
-        parts["balancers"][name] = parts["hosts"].get(name, address(name))
+        name = draw.one_of(places)
+        parts["balancers"][name] = parts["hosts"].get(name, parts["machines"][name][0])
 
 
 def remove_balancer(draw: Draw, parts: Parts) -> None:
     if parts["balancers"]:
-        parts["balancers"].pop(draw(st.sampled_from(sorted(parts["balancers"]))))
+        parts["balancers"].pop(draw.one_of(sorted(parts["balancers"])))
 
 
 def add_host(draw: Draw, parts: Parts) -> None:
-    name = next((f"n{number}" for number in range(1, 8) if f"n{number}" not in parts["hosts"]), None)
+    there = (*parts["hosts"], *parts["balancers"])
+    name = next((name for name in parts["machines"] if name not in there and not without_gpus(name)), None)
     if name:
-        parts["hosts"][name] = address(name)
+        parts["hosts"][name] = parts["machines"][name][0]
 
 
 def remove_host(draw: Draw, parts: Parts) -> None:
-    name = draw(st.sampled_from(sorted(parts["hosts"])))
+    name = draw.one_of(sorted(parts["hosts"]))
     if len(parts["hosts"]) > 1 and name not in parts["balancers"]:
         parts["hosts"].pop(name)
         parts["modes"].pop(name, None)
@@ -273,14 +340,14 @@ def remove_host(draw: Draw, parts: Parts) -> None:
 
 
 def readdress_host(draw: Draw, parts: Parts) -> None:
-    name = draw(st.sampled_from(sorted(parts["hosts"])))
-    parts["hosts"][name] = f"198.51.100.{10 + int(name[1:])}"
+    name = draw.one_of(sorted(parts["hosts"]))
+    parts["hosts"][name] = draw.one_of(parts["machines"][name])
     if name in parts["balancers"]:
         parts["balancers"][name] = parts["hosts"][name]
 
 
 def compute_mode(draw: Draw, parts: Parts) -> None:
-    name = draw(st.sampled_from(sorted(parts["hosts"])))
+    name = draw.one_of(sorted(parts["hosts"]))
     parts["modes"][name] = "SPX" if parts["modes"].get(name) == "CPX" else "CPX"
 
 
@@ -302,9 +369,10 @@ def edit(draw: Draw, inventory: Inventory, most: int = 4) -> tuple[Inventory, li
         "balancers": dict(inventory.balancers),
         "modes": dict(inventory.modes),
         "key": inventory.key,
+        "machines": inventory.machines,
         "deployments": copy.deepcopy(list(inventory.deployments)),
     }
-    chosen = draw(st.lists(st.sampled_from(EDITS), min_size=1, max_size=most))
+    chosen = [draw.one_of(EDITS) for _ in range(draw.number(1, most))]
     for change in chosen:
         change(draw, parts)
     parts["deployments"] = tuple(parts["deployments"])

@@ -40,8 +40,8 @@ def followers(config: Mapping[str, Any]) -> dict[str, list[str]]:
 def carried_servers(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
     """Return for each server of a configuration the one of the former configuration that it continues, if there is one.
 
-    That one is the same instance at the same address, with a model name in common; the one of the same name, if that is
-    among several.
+    That one is the same instance at the same address, whatever its host is called, with a model name in common; the one
+    of the same name, if that is among several.
     """
     there: dict[tuple[Any, ...], list[tuple[str, frozenset[str]]]] = {}
     for name, server in configured_servers(before).items():
@@ -55,4 +55,4 @@ def carried_servers(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict
 
 
 def _place(server: Mapping[str, Any]) -> tuple[Any, ...]:
-    return server["host"], server["instance"], server["address"], int(server["port"])
+    return server["instance"], server["address"], int(server["port"])

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ SERVICE, AGENT_SERVICE = "instinct-balancer.service", "instinct-balancer-agent.s
 ROUTER_SERVICE = "instinct-balancer-router.service"
 KEPT_CONFIGURATIONS = 1  # older ones would keep keys and certificates that were replaced
 READ_BACK_SECONDS = 20.0
+CHECK_SECONDS = 15.0  # until a server whose instance runs has been checked: the agent asks it for a token
 RUN_SECONDS = 60
 ROUTER_SECONDS = 300.0  # time for requests in flight through a router to finish before it is stopped
 SECRET = ("keys.map", "endpoint.pem", "instance.map")
@@ -286,6 +287,7 @@ class _Change:
         make_private(paths.state)
         if not version:
             self._check_ports()
+        expected = self._expected(version)
         self._keep_states(version, self._servers())
         before = os.readlink(paths.current) if os.path.islink(paths.current) else ""
         self._swap(self._store())
@@ -310,6 +312,7 @@ class _Change:
         if address:
             self.keeper.do(address)
         self._carry_drains()
+        self._await_checks(expected)
         write_atomic(paths.in_state("applied"), self.hash + "\n", 0o600)
         self._tidy()
 
@@ -370,6 +373,36 @@ class _Change:
             for name, server in configured_servers(self.former).items()
             if record.get(name, {}).get("by") == OPERATOR
         }
+
+    def _expected(self, version: str) -> set[str]:
+        """Return the new servers whose instances run already: it takes no more than a check to have them in service.
+
+        Another server may be up where the instance listens, as when a deployment gets another name.
+        """
+        up: dict[tuple[str, int], set[str]] = {}
+        now = self.haproxy.servers() if version else {}
+        for name, server in configured_servers(self.former).items():
+            if name in now and now[name].up:
+                up.setdefault((server["address"], int(server["port"])), set()).update(server["models"])
+        continued = self._continued()
+        return {
+            name
+            for name, server in configured_servers(self.config).items()
+            if name not in continued
+            and (
+                not server.get("coming")
+                or up.get((server["address"], int(server["port"])), set()).intersection(server["models"][:1])
+            )
+        }
+
+    def _await_checks(self, expected: Collection[str]) -> None:
+        """Wait until these servers are in service, so that the run's next step counts on them; some may not come."""
+        end = time.monotonic() + CHECK_SECONDS
+        while expected and time.monotonic() < end:
+            now = self.haproxy.servers()
+            if all(name in now and now[name].up for name in expected):
+                return
+            time.sleep(0.2)
 
     def _check_ports(self) -> None:
         host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(

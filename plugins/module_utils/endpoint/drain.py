@@ -210,18 +210,28 @@ def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
     configured, now = balancer.servers(), balancer.haproxy.servers()
     touched = {model for name in request.names for model in configured[name]["models"]}
     serves = {name for name, server in now.items() if server.up and server.state == "ready"}
-    engines = [
-        ServingEngine(
-            server["deployment"],
-            server["instance"],
-            (server["host"],),
-            name in serves,
-            name in request.names,
-            tuple(model for model in server["models"] if model in touched),
-        )
-        for name, server in configured.items()
-        if touched.intersection(server["models"]) and (name in serves or not server.get("coming"))
-    ]
+    listening = {
+        (server["address"], server["port"]): server
+        for server in configured.values()
+        if not server.get("coming")
+    }
+    engines = []
+    for name, server in configured.items():
+        coming = server.get("coming")
+        models = tuple(model for model in server["models"] if model in touched)
+        if models and (name in serves or not coming):
+            # What answers for an instance that has yet to come is the one which has its address now.
+            item = listening.get((server["address"], server["port"]), server) if coming else server
+            engines.append(
+                ServingEngine(
+                    item["deployment"],
+                    item["instance"],
+                    (item["host"],),
+                    name in serves,
+                    name in request.names,
+                    models,
+                )
+            )
     problems = refusals(engines, min_in, whole_hosts=request.whole_hosts)
     if problems:
         raise NodeError(f"Nothing was drained. {' '.join(item.what for item in problems)} {problems[0].fix}")

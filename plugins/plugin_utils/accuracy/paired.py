@@ -118,12 +118,6 @@ def judge_pairs(family: Sequence[PairedCounts], tolerance: float = TOLERANCE) ->
     )
 
 
-def judge_pair(counts: PairedCounts, tolerance: float = TOLERANCE) -> PairedVerdict:
-    """Judge a comparison that is the only one of its run, as judge_pairs does."""
-    (found,) = judge_pairs([counts], tolerance)
-    return found
-
-
 def _judge(counts: PairedCounts, p: float, corrected: float, tolerance: float, family: int) -> PairedVerdict:
     n, lost, gained = counts.n, counts.lost, counts.gained
     loss = 100 * (lost - gained) / n

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.generations import BackendInstance
@@ -55,6 +55,7 @@ class BalancerPlan:
     Attributes:
         during, files_before: backends and files while instances change, with the present servers beside the new ones.
         servers: the servers of each instance in that time.
+        answered: servers of other instances to which an instance answers as it runs, as these are to get its port.
         drain: servers to drain before they stop, and their hosts.
         left: servers that an earlier run left drained, and that stay.
         undrain: servers to return to service afterwards, as they are called then; those of `left` are among them.
@@ -74,10 +75,14 @@ class BalancerPlan:
     undrain: tuple[str, ...]
     warnings: tuple[str, ...]
     left: tuple[str, ...] = ()
+    answered: Mapping[Instance, Sequence[str]] = field(default_factory=dict)
 
     def leaving(self, host: str, instances: Collection[str]) -> list[str]:
-        """Return all servers of these instances of a host, as they are called during the change."""
-        return [item.during for name in instances for item in self.servers.get((host, name), ())]
+        """Return the servers as which these instances of a host get requests, as they are called during the change."""
+        own = [item.during for name in instances for item in self.servers.get((host, name), ())]
+        return list(
+            dict.fromkeys([*own, *(one for name in instances for one in self.answered.get((host, name), ()))])
+        )
 
     def entering(self, host: str, instances: Collection[str]) -> list[str]:
         """Return the servers of these instances as they will be."""
@@ -86,21 +91,22 @@ class BalancerPlan:
         ]
 
     def returning(self, gpu_host: HostBackends, instances: Iterable[BackendInstance]) -> list[str]:
-        """Return the servers of instances of a host that run as they were recorded."""
-        found = []
-        for instance in instances:
-            address, _unused = reached_at(instance, gpu_host, self.host)
-            place = gpu_host.host, instance.name, address, instance.port
-            found += [
-                item.during
-                for item in self.servers.get((gpu_host.host, instance.name), ())
-                if item.server.place == place and set(item.server.models) & set(instance.models)
-            ]
-        return found
+        """Return the servers of instances of a host that run as they were recorded and answer requests."""
+        return [item.during for one in instances for item in self._answered_by(gpu_host, one)]
 
-    def has(self, host: str, name: str) -> bool:
-        """Return whether an instance is in its present configuration."""
-        return any(item.before for item in self.servers.get((host, name), ()))
+    def has(self, gpu_host: HostBackends, instance: BackendInstance) -> bool:
+        """Return whether its present configuration has an instance of a host where that listens."""
+        return any(item.before for item in self._answered_by(gpu_host, instance))
+
+    def _answered_by(self, gpu_host: HostBackends, instance: BackendInstance) -> Iterator[ServerNames]:
+        """Yield the servers of an instance that it answers as it was recorded: not those that are to come."""
+        if instance.headless:
+            return
+        address, _unused = reached_at(instance, gpu_host, self.host)
+        place = instance.name, address, instance.port
+        for item in self.servers.get((gpu_host.host, instance.name), ()):
+            if item.server.place == place and set(item.server.models) & set(instance.models):
+                yield item
 
     def drain_steps(self, gpu_host: str, without: Collection[str] = ()) -> dict[str, list[str]]:
         """Return the servers of one GPU host to drain before it changes, and to return to service afterwards.
@@ -162,6 +168,26 @@ def server_names(
     for name, server in names_of(during).items():
         names = ServerNames(name, continued(server, after), bool(continued(server, before)), server)
         found.setdefault(server.of, []).append(names)
+    return found
+
+
+def answered_servers(
+    during: Iterable[Backend], gpu_hosts: Iterable[HostBackends]
+) -> dict[Instance, list[str]]:
+    """Return the servers that are not an instance's, and whose port it has as it runs, by the instance."""
+    listening: dict[tuple[str, int], Instance] = {}
+    for gpu_host in gpu_hosts:
+        for item in gpu_host.present:
+            if item.headless:
+                continue
+            for where in {gpu_host.host, gpu_host.address}:
+                listening[where, item.port] = gpu_host.host, item.name
+    found: dict[Instance, list[str]] = {}
+    for name, server in names_of(during).items():
+        for where in (server.host, server.address):
+            there = listening.get((where, server.port), server.of)
+            if there != server.of and name not in found.get(there, ()):
+                found.setdefault(there, []).append(name)
     return found
 
 

@@ -28,6 +28,7 @@ from .balancer_plan import (
     BalancerPlan,
     BalancerSecrets,
     ServerNames,
+    answered_servers,
     continued,
     places_of,
     server_names,
@@ -183,7 +184,8 @@ def _plan(
     files = {**_files(host.settings, backends, assets, config), **shared}
     before = {**_files(host.settings, during, assets, config), **shared}
     names = server_names(observed, during, backends)
-    drain = _drains(observed, gpu_hosts, names)
+    answered = answered_servers(during, gpu_hosts)
+    drain = _drains(observed, gpu_hosts, names, answered)
     left = _left(observed, during, names)
     problems += interface_of(host)[1]
     packages = tuple(name for name, _unused in _missing(host))
@@ -219,6 +221,7 @@ def _plan(
             *address_warnings(host, endpoint.hosts),
         ),
         left=left,
+        answered=answered,
     )
     return planned, problems, unreached
 
@@ -295,8 +298,9 @@ def _drains(
     observed: ObservedBalancer | None,
     gpu_hosts: Sequence[HostBackends],
     names: Mapping[Instance, Sequence[ServerNames]],
+    answered: Mapping[Instance, Sequence[str]],
 ) -> dict[str, str]:
-    """Return the servers to drain before they stop, each with its host.
+    """Return the servers to drain before they stop, each with its host: their own, and others to which they answer.
 
     Also those of instances that run and that the load balancer gets to know in this run only: it may send them requests
     from the moment when it is configured.
@@ -304,9 +308,13 @@ def _drains(
     if observed is None:
         return {}
     stopping = {(gpu_host.host, name) for gpu_host in gpu_hosts for name in gpu_host.stopping}
-    return {
-        item.during: instance[0] for instance, some in names.items() if instance in stopping for item in some
-    }
+    own = (
+        (item.during, instance[0]) for instance in names if instance in stopping for item in names[instance]
+    )
+    others = (
+        (name, instance[0]) for instance in answered if instance in stopping for name in answered[instance]
+    )
+    return dict((*own, *others))
 
 
 def _actions(
@@ -388,7 +396,13 @@ def _changed_servers(before: Iterable[BackendServer], after: Iterable[BackendSer
     come = [new[place] for place in new if place not in old]
     gone = [old[place] for place in old if place not in new]
     asked = [new[place] for place in new if place in old and set(new[place].models) != set(old[place].models)]
-    parts = (("new", come), ("gone", gone), ("asked for other models", asked))
+    renamed = [new[place] for place in new if place in old and new[place].host != old[place].host]
+    parts = (
+        ("new", come),
+        ("gone", gone),
+        ("asked for other models", asked),
+        ("renamed with its host", renamed),
+    )
     return "; ".join(
         f"{word}: {_shorten(sorted((f'{item.deployment}/{item.name}' for item in some), key=natural))}"
         for word, some in parts

@@ -21,8 +21,8 @@ from ..desired.fleet import ANY, LOCAL
 
 Instance = tuple[str, str]
 """A host, and the name of an instance there."""
-Place = tuple[str, str, str, int]
-"""An instance, and the address and port where it listens."""
+Place = tuple[str, str, int]
+"""The name of an instance, and the address and port where it listens. Its host may get another name."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class BackendServer:
     @property
     def place(self) -> Place:
         """Return its instance and where that listens."""
-        return self.host, self.instance, self.address, self.port
+        return self.instance, self.address, self.port
 
     @property
     def target(self) -> str:
@@ -207,8 +207,14 @@ def reached_at(
     send requests elsewhere.
     """
     listen = item.listen
-    if item.recorded and listen not in (*ANY, *LOCAL, *gpu_host.trusted, *_asked_at(item, gpu_host, host)):
-        listen = gpu_host.address
+    known = (*ANY, *LOCAL, gpu_host.address, *gpu_host.trusted, *_asked_at(item, gpu_host, host))
+    if item.recorded and listen not in known:
+        what = (
+            f"{item.name} of {gpu_host.host} is recorded at {listen}, which is no address of {gpu_host.host}."
+        )
+        return listen, [
+            Problem((), what, "A run that changes it brings it to an address of its host.", (gpu_host.host,))
+        ]
     if gpu_host.host == host.name and listen in (*ANY, *LOCAL):
         return "::1" if listen in ("::", "::1") else "127.0.0.1", []
     if listen in LOCAL:
@@ -235,28 +241,52 @@ def changing_servers(
     """Return the servers during the change: those of the present, and those that will be.
 
     A server that is asked for the same names at the same place before and afterwards is one server. Where only some of
-    the names stay, these are asked of one server, and the names that come or go of others: each is in service only
-    while the instance answers to its names.
+    the names stay, these are asked of one server, and the names that come or go of others. Likewise where another
+    instance has a port now or will have it: whoever answers there answers to all names of a server, or to none.
     """
-    after = {server.place: server for server in wanted}
+    before, after = tuple(present), {server.place: server for server in wanted}
+    claims = _claims((*before, *after.values()))
     known: dict[Place, set[str]] = {}
     instances: set[Instance] = set()
     found: list[BackendServer] = []
-    for server in present:
-        instances.add(server.of)
+    for server in before:
+        instances |= {server.of, after.get(server.place, server).of}
         known.setdefault(server.place, set()).update(server.models)
         there = after.get(server.place)
-        stay = tuple(name for name in server.models if there and name in there.models)
-        gone = tuple(name for name in server.models if name not in stay)
-        if there and stay:
-            found.append(replace(server, models=stay, limit=there.limit, weight=there.weight))
-        if gone or not server.models:
-            found.append(replace(server, models=gone))
+        kept = frozenset(there.models if there else ())
+        parts = _parts(server, server.models, claims)
+        for part in sorted(parts, key=lambda part: not kept.issuperset(part)):
+            stays = bool(there and part and kept.issuperset(part))
+            now = there if there and stays else server
+            host = there.host if there else server.host
+            found.append(replace(server, host=host, models=part, limit=now.limit, weight=now.weight))
     for place, server in after.items():
         new = tuple(name for name in server.models if name not in known.get(place, ()))
         if new or place not in known:
-            found.append(replace(server, models=new, coming=server.of not in instances))
+            coming = server.of not in instances
+            found += [replace(server, models=part, coming=coming) for part in _parts(server, new, claims)]
     return tuple(_numbered(found))
+
+
+_Claims = Mapping[tuple[str, int], Mapping[int, Collection[str]]]
+
+
+def _claims(servers: Iterable[BackendServer]) -> _Claims:
+    """Return the names that each instance which listens at a port answers to, by the port's host and by its address."""
+    found: dict[tuple[str, int], dict[int, tuple[str, ...]]] = {}
+    for number, server in enumerate(servers):
+        for where in {server.host, server.address}:
+            found.setdefault((where, server.port), {})[number] = server.models
+    return found
+
+
+def _parts(server: BackendServer, names: Iterable[str], claims: _Claims) -> list[tuple[str, ...]]:
+    """Return names of a server in parts: whoever listens at its port answers to all names of a part, or to none."""
+    there = {**claims[server.host, server.port], **claims[server.address, server.port]}
+    parts: dict[frozenset[int], list[str]] = {}
+    for name in names:
+        parts.setdefault(frozenset(one for one, models in there.items() if name in models), []).append(name)
+    return [tuple(part) for part in parts.values()] or [()]
 
 
 def _numbered(servers: Sequence[BackendServer]) -> Iterator[BackendServer]:

@@ -169,9 +169,12 @@ def numa_balancing(host: Host) -> Action | None:
 def instance_key(host: Host, key: InstanceKey, stored: bool = False) -> Action | None:
     """Return the action that installs the load balancers' key, if the host has instances behind them.
 
-    stored: it has such instances as they were recorded: one that runs takes the new key beside its own.
+    One that runs takes the new key beside its own: as well one that this run stops, which serves until then. stored:
+    the host gets such instances as they were recorded.
     """
-    if not key.mark or not (stored or any(item.endpoint for item in host.deployments)):
+    if not key.mark or not (
+        stored or any(item.endpoint for item in host.deployments) or _balanced_at_present(host)
+    ):
         return None
     before = host.state.instance_key if host.state else "unknown"
     if before == key.mark:
@@ -179,6 +182,14 @@ def instance_key(host: Host, key: InstanceKey, stored: bool = False) -> Action |
     reason = "instances accept only requests with the load balancers' key"
     target, source = "of the load balancers", "load_balancer_instance_auth"
     return Action("instance_key", "instance_key", target, before or "absent", key.mark, reason, source)
+
+
+def _balanced_at_present(host: Host) -> bool:
+    state = host.state
+    running = (
+        [running_member(state, item) for item in state.instances if item.state in ALIVE] if state else []
+    )
+    return any(item.backend.endpoint for item in running if item)
 
 
 def _numa_matches(state: NodeState, wanted: bool) -> bool:

@@ -267,13 +267,15 @@ def _routing(fleet: Fleet) -> dict[str, bool]:
 def _host_backends(plan: HostPlan, inventory: Host, with_present: bool) -> HostBackends:
     """What a host serves, for the load balancers. inventory: the host with all its deployments.
 
-    with_present: also what runs at present, for a load balancer that does not know it yet.
+    with_present: also what runs at present, for a load balancer that does not know it yet; as well where something of
+    it changes.
     """
     state = plan.host.state
     alive = {item.name for item in state.instances if item.state in ALIVE} if state else set()
     touched = dict.fromkeys((*plan.stop, *plan.remove, *plan.start))
     weights = {one.name: one.weight for one in inventory.deployments}
-    running = [running_member(state, item) for item in state.instances] if state and with_present else ()
+    wanted = state and (with_present or touched)
+    running = [running_member(state, item) for item in state.instances] if state and wanted else ()
 
     def backend(item: Serving) -> BackendInstance:
         return replace(item.backend, weight=weights.get(item.deployment_name, 1))

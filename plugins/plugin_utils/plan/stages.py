@@ -270,8 +270,7 @@ def _serve(
     left: Collection[str],
 ) -> ServeStage:
     stored = selection.hosts.get(host.name, NOTHING)
-    balanced = any(item.backend.endpoint for item in stored.stored)
-    key = steps.instance_key(host, factory.key, balanced)
+    key = steps.instance_key(host, factory.key, any(item.backend.endpoint for item in stored.stored))
     running = steps.stop_servers(host) if layout.repartition else ()
     composed, problems = factory.instances(host, layout, catalog)
     instances: tuple[Serving, ...] = composed

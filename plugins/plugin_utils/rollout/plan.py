@@ -23,6 +23,7 @@ from ..desired.actions import ALIVE
 from ..desired.endpoint_settings import NOT_IN_RUN
 from ..desired.node_state import NodeState, ObservedInstance
 from ..endpoint.balancer_plan import BalancerPlan, instance_of
+from ..endpoint.servers import Instance
 from ..generations.revisions import RevisionChange
 from ..generations.sources import INVENTORY
 from ..instances.planned import Planned, RecordedInstance, Serving, recorded_instance
@@ -154,7 +155,7 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     members = sorted_members(
         (
             *(member for host in hosts.values() for member in host.members(wanted, trials)),
-            *outside_members(plan),
+            *outside_members(plan, _spanning(hosts.values())),
         )
     )
     if wanted.operation in MEASUREMENTS:
@@ -257,7 +258,7 @@ def refused_stops(
     revisions = {revision.deployment: revision for revision in plan.revisions}
     hosts = [_HostRollout(host, revisions, plan.balancers) for host in plan.hosts]
     members = [member for host in hosts for member in host.members(RolloutRequest(RESTART), {})]
-    members += outside_members(plan)
+    members += outside_members(plan, _spanning(hosts))
     also = [balancer.host.name for balancer in plan.balancers]
     stops = replace(stops, min_in=policy.min_available, limit_also=also)
     return (*problems, *stop_problems([] if blind else known_engines(members), stops))
@@ -268,6 +269,16 @@ def undrained_hosts(plan: FleetPlan, names: Collection[str], absent: Absent) -> 
     hosts = (_HostRollout(host, {}, ()) for host in plan.hosts if host.host.name in names)
     routed = any(host.is_routed(name) for host in hosts for name in host.running)
     return tuple(undrained_problems(absent, WORD)) if routed else ()
+
+
+def _spanning(hosts: Iterable[_HostRollout]) -> dict[Instance, str]:
+    """Return the engine of each of its servers, for those that run on several hosts: some may be outside this run."""
+    found: dict[Instance, str] = {}
+    for host in hosts:
+        for known in filter(None, map(host.known, host.running)):
+            for other in known.member.hosts if len(known.member.hosts) > 1 else ():
+                found[other, known.name] = _engine(host.name, known)
+    return found
 
 
 def _at_once(batches: Sequence[Batch]) -> tuple[Batch, ...]:
@@ -328,6 +339,7 @@ class _HostRollout:
         self.wanted: dict[str, Serving] = {item.name: item for item in plan.instances}
         steps = {name: revision.hosts.get(self.name) for name, revision in revisions.items()}
         self.numbers = {name: step.wanted if step else None for name, step in steps.items()}
+        self.newest = {name: revision.generation for name, revision in revisions.items()}
 
     def members(
         self, wanted: RolloutRequest, trials: Mapping[str, CanaryProgress]
@@ -392,13 +404,18 @@ class _HostRollout:
         return recorded_instance(made, name) if made else None
 
     def before(self, name: str) -> RecordedInstance | None:
-        """The way back of an instance: what it runs; of one that has the wanted generation already, the one before."""
+        """The way back of an instance: what it runs; of one that has the wanted generation already, the one before.
+
+        A host has no record of a generation in which nothing of it is new: there, what runs was before that one.
+        """
         item, found = self.wanted.get(name), self.running.get(name)
         known = self.known(name)
-        if known and not self._equal(found, item):
-            return known
         deployment = _deployment(name, found, item)
         history, number = self.histories.get(deployment), self.numbers.get(deployment)
+        newest = self.newest.get(deployment)
+        older_here = number is not None and newest is not None and number < newest
+        if known and (older_here or not self._equal(found, item)):
+            return known
         older = history.as_of(number - 1) if history and number else None
         if older and name in older.specs:
             return recorded_instance(older, name)
@@ -420,8 +437,10 @@ class _HostRollout:
     def _in(self, name: str, known: RecordedInstance | None) -> bool:
         """A load balancer that runs sends it requests, and the operator has not drained it."""
         there = [item for item in self.balancers if item.host.observed and item.host.observed.running]
-        head = not (known and known.member.headless) and _models(known)
-        asked = not there or not head or any(item.has(self.name, name) for item in there)
+        asked = True
+        if there and known and not known.member.headless and _models(known):
+            here = host_backends(self.plan)
+            asked = any(item.has(here, known.backend) for item in there)
         return asked and not self._drained(name)
 
     def work(self, batch: Batch, trial: CanaryProgress | None, changed: Collection[str]) -> Work:

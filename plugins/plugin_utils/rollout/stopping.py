@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...module_utils.common.errors import Problem
@@ -78,8 +78,10 @@ def known_engines(members: Iterable[RolloutInstance]) -> list[ServingEngine]:
 NOWHERE = InstanceResources(frozenset(), frozenset())
 
 
-def outside_members(plan: FleetPlan) -> list[RolloutInstance]:
+def outside_members(plan: FleetPlan, engines: Mapping[Instance, str]) -> list[RolloutInstance]:
     """Return the instances of hosts outside this run, as far as the load balancers' files name them.
+
+    engines: that of each server of those which run on several hosts.
 
     They count as serving, since the load balancers themselves are asked before anything stops; those of hosts that were
     not reached, or were left out, do not.
@@ -101,6 +103,7 @@ def outside_members(plan: FleetPlan) -> list[RolloutInstance]:
                 deployment=server.deployment,
                 old=NOWHERE,
                 new=NOWHERE if any(item.after for item in balancer.servers.get(server.of, ())) else None,
+                old_engine=engines.get(server.of, ""),
                 models=models,
                 old_models=models,
                 changes=False,

@@ -45,7 +45,7 @@ class Templates:
 def templates(plan: FleetPlan, way_back: bool = False) -> Templates:
     """Return what the instances of a plan are like: as they run, and as they will.
 
-    way_back: also as they were in all generations that their hosts keep.
+    way_back: also as they were in all generations that their hosts keep. An engine that runs has the files of today.
     """
     before: dict[tuple[str, str, str], Running] = {}
     after: dict[tuple[str, str, str], Running] = {}
@@ -53,7 +53,7 @@ def templates(plan: FleetPlan, way_back: bool = False) -> Templates:
     keyed = any(balancer.instance_key.sent for balancer in plan.balancers)
     for host in plan.hosts:
         name = host.host.name
-        recorded = _kept(host) if way_back else _running_now(host)
+        recorded = (*(_kept(host) if way_back else ()), *_running_now(host))
         parts = (before, BEFORE, recorded), (after, AFTER, host.instances)
         for found, when, items in parts:
             for item in items:
@@ -86,11 +86,10 @@ def _running(host: str, item: Serving, when: str, keyed: bool) -> Running:
         engine=f"{_engine(host, item)} {when}",
         models=backend.models,
         listen=backend.listen,
-        port=member.port,
+        port=None if member.headless else member.port,
         ports=frozenset(member.ports),
         gpus=frozenset(member.render_nodes),
         share=member.share,
-        headless=member.headless,
         key=(PRESENT if when == AFTER else FORMER) if keyed and backend.endpoint else "",
         spec=item.spec_hash,
     )
@@ -162,6 +161,7 @@ def _balancer(plan: BalancerPlan) -> SimulatedBalancer:
     if observed is None or not observed.config:
         return found
     found.configure(seen_servers(observed.config))
+    found.unproven.clear()
     found.exists = observed.running
     found.drained = set(observed.drained) & found.servers.keys()
     found.by_operator = frozenset(

@@ -25,7 +25,7 @@ class Running:
     Attributes:
         engine: the same for the servers of one engine.
         models: the names that it answers to.
-        listen, port: where it listens; None if unknown.
+        listen, port: where it listens; None if unknown, or if another server of its engine does.
         gpus: its GPUs by their render nodes; share: of each of them.
         key: of its load balancers, FORMER or PRESENT; "" if it asks for none.
         spec: the hash of its files.
@@ -42,7 +42,6 @@ class Running:
     ports: frozenset[int] = frozenset()
     gpus: frozenset[str] = frozenset()
     share: float = 1.0
-    headless: bool = False
     key: str = ""
     spec: str = ""
     ready: bool = False
@@ -53,11 +52,16 @@ class Running:
         return self.host, self.name
 
 
+Port = tuple[str, int]
+"""A host, and a port there."""
+
+
 @dataclass
 class SimulatedBalancer:
     """A load balancer: its servers by "backend/server", those that are drained, and the key that it sends.
 
-    exists: it has a configuration. absent: this run neither asks nor changes it.
+    exists: it has a configuration. absent: this run neither asks nor changes it. unproven: servers that were configured
+    just now, and whose instances have not been checked since. at: its servers by host and port.
     """
 
     name: str
@@ -67,21 +71,21 @@ class SimulatedBalancer:
     servers: dict[str, BackendServer] = field(default_factory=dict)
     drained: set[str] = field(default_factory=set)
     by_operator: frozenset[Instance] = frozenset()
-    of: dict[Instance, list[str]] = field(default_factory=dict)
+    unproven: set[str] = field(default_factory=set)
+    at: dict[Port, list[str]] = field(default_factory=dict)
 
     def configure(self, servers: Mapping[str, BackendServer]) -> None:
         """Put another configuration in use; a server continues the former one of its place, whatever its name is."""
         drained = places_of({name: self.servers[name] for name in self.drained})
+        former = places_of(self.servers)
         self.exists = True
+        self.unproven = {name for name, server in servers.items() if not continued(server, former)}
         self.servers = dict(servers)
         self.drained = {
             name
             for name, server in servers.items()
             if continued(server, drained) or server.of in self.by_operator
         }
-        self.of = {}
-        for name, server in servers.items():
-            self.of.setdefault(server.of, []).append(name)
 
 
 Asked = tuple[str, str]
@@ -109,12 +113,15 @@ class FleetModel:
         self.keys = dict(keys or {})
         self.counts: dict[Asked, int] = {}
         self.changed: set[Asked] = set()
+        self._names = {address: name for name, address in addresses.items()}
         self._shares: dict[tuple[str, Instance], frozenset[str]] = {}
         self._on: dict[str, set[str]] = {}
+        self._at: dict[Port, list[Instance]] = {}
         for item in self.instances.values():
-            self._on.setdefault(item.host, set()).add(item.name)
+            self._add(item)
         for balancer in self.balancers.values():
-            for instance in balancer.of:
+            self._index(balancer)
+            for instance in self._behind(balancer):
                 self._count(balancer, instance)
 
     # ---- changes -------------------------------------------------------------------------------------
@@ -123,7 +130,7 @@ class FleetModel:
         """Have an instance run in place of the one of its name."""
         self.stop(item.of)
         self.instances[item.of] = item
-        self._on.setdefault(item.host, set()).add(item.name)
+        self._add(item)
         self._engine_changed(item)
 
     def stop(self, instance: Instance) -> None:
@@ -131,6 +138,8 @@ class FleetModel:
         item = self.instances.pop(instance, None)
         if item:
             self._on[item.host].discard(item.name)
+            if item.port is not None:
+                self._at[item.host, item.port].remove(instance)
             self._engine_changed(item)
 
     def ready(self, instance: Instance) -> None:
@@ -142,41 +151,54 @@ class FleetModel:
     def configure(self, name: str, servers: Mapping[str, BackendServer], key: str) -> None:
         """Put a load balancer's configuration in use."""
         balancer = self.balancers.setdefault(name, SimulatedBalancer(name))
-        before = set(balancer.of)
+        before = self._behind(balancer)
         balancer.configure(servers)
         balancer.key = key
-        for instance in before | set(balancer.of):
+        self._index(balancer)
+        for instance in before | self._behind(balancer):
+            self._count(balancer, instance)
+
+    def prove(self, name: str) -> None:
+        """Have a load balancer check what it was configured with."""
+        balancer = self.balancers[name]
+        balancer.unproven.clear()
+        for instance in self._behind(balancer):
             self._count(balancer, instance)
 
     def set_drained(self, name: str, server: str, drained: bool) -> None:
         """Drain a server of a load balancer, or return it to service."""
         balancer = self.balancers[name]
         (balancer.drained.add if drained else balancer.drained.discard)(server)
-        self._count(balancer, balancer.servers[server].of)
+        for instance in self._at.get(self._port(balancer, balancer.servers[server]), ()):
+            self._count(balancer, instance)
 
     def give_key(self, host: str) -> None:
         """Write the present key on a host: its instances accept it beside the one with which they were started."""
         self.keys[host] = PRESENT
-        for balancer in self.balancers.values():
-            for instance in balancer.of:
-                if instance[0] == host:
-                    self._count(balancer, instance)
+        for item in self.on(host):
+            for balancer in self.balancers.values():
+                self._count(balancer, item.of)
 
     # ---- questions -----------------------------------------------------------------------------------
 
-    def listens(self, balancer: str, server: BackendServer) -> bool:
-        """Return whether the instance of a server listens where the load balancer asks it, and accepts its key."""
-        item = self.instances.get(server.of)
-        if item is None or item.port != server.port:
-            return False
-        if item.key and self.balancers[balancer].key not in (item.key, self.keys.get(server.host)):
-            return False
-        local = balancer == server.host and server.address in LOCAL
-        if item.listen in ANY:
-            return local or server.address == self.addresses.get(server.host, server.address)
-        if item.listen in LOCAL:
-            return local
-        return server.address == item.listen
+    def listener(self, balancer: str, server: BackendServer) -> Running | None:
+        """Return the instance that listens where a load balancer sends the requests for a server, and takes its key.
+
+        It is another one than the server's where that has yet to get the port.
+        """
+        there = self.balancers[balancer]
+        for instance in self._at.get(self._port(there, server), ()):
+            item = self.instances[instance]
+            if item.key and there.key not in (item.key, self.keys.get(item.host)):
+                continue
+            local = balancer == item.host and server.address in LOCAL
+            if item.listen in ANY:
+                heard = local or server.address == self.addresses.get(item.host, server.address)
+            else:
+                heard = local if item.listen in LOCAL else server.address == item.listen
+            if heard:
+                return item
+        return None
 
     def on(self, host: str) -> list[Running]:
         """Return the instances of a host."""
@@ -193,48 +215,73 @@ class FleetModel:
         )
 
     def serves(self, balancer: str, name: str) -> bool:
-        """Return whether a server of a load balancer gets requests that its instance answers."""
+        """Return whether a server of a load balancer gets requests, and an instance answers them.
+
+        The load balancer asks for one of the server's names, the first, whether the instance generates tokens.
+        """
         there = self.balancers[balancer]
         server = there.servers[name]
-        item = self.instances.get(server.of)
-        return bool(
-            there.exists
-            and item
-            and name not in there.drained
-            and self.listens(balancer, server)
-            and self.works(server.of)
-            and set(server.models) & set(item.models)
-        )
+        if not there.exists or name in there.drained or name in there.unproven:
+            return False
+        item = self.listener(balancer, server)
+        return bool(item and self.works(item.of) and set(server.models[:1]) & set(item.models))
 
     def asked(self, instance: Instance) -> list[tuple[str, str]]:
         """Return the load balancers that send an instance requests, and as which server."""
+        item = self.instances.get(instance)
         return [
             (balancer.name, name)
             for balancer in self.balancers.values()
-            if not balancer.absent
-            for name in balancer.of.get(instance, ())
+            if item and item.port is not None and not balancer.absent
+            for name in balancer.at.get((item.host, item.port), ())
             if self.serves(balancer.name, name)
+            and self.listener(balancer.name, balancer.servers[name]) == item
         ]
+
+    def _port(self, balancer: SimulatedBalancer, server: BackendServer) -> Port:
+        """Return the host to which the address of a server leads, and the port there."""
+        if server.host in self.addresses:
+            return server.host, server.port
+        local = server.address in LOCAL and balancer.name in self.addresses
+        return balancer.name if local else self._names.get(server.address, server.host), server.port
+
+    def _add(self, item: Running) -> None:
+        self._on.setdefault(item.host, set()).add(item.name)
+        if item.port is not None:
+            self._at.setdefault((item.host, item.port), []).append(item.of)
+
+    def _index(self, balancer: SimulatedBalancer) -> None:
+        balancer.at = {}
+        for name, server in balancer.servers.items():
+            balancer.at.setdefault(self._port(balancer, server), []).append(name)
+
+    def _behind(self, balancer: SimulatedBalancer) -> set[Instance]:
+        """Return the instances that listen where a load balancer has servers."""
+        return {instance for port in balancer.at for instance in self._at.get(port, ())}
 
     def _engine_changed(self, item: Running) -> None:
         for instance in self.engines.get(item.engine, (item.of,)):
             for balancer in self.balancers.values():
-                if instance in balancer.of or (balancer.name, instance) in self._shares:
-                    self._count(balancer, instance)
+                self._count(balancer, instance)
 
     def _count(self, balancer: SimulatedBalancer, instance: Instance) -> None:
         item = self.instances.get(instance)
-        share = frozenset(
-            model
-            for name in balancer.of.get(instance, ())
-            if item and self.serves(balancer.name, name)
-            for model in balancer.servers[name].models
-            if model in item.models
-        )
         before = self._shares.get((balancer.name, instance), frozenset())
+        share = self._share(balancer, item) if item and item.port is not None else frozenset()
         self._shares[balancer.name, instance] = share
         for models, change in ((share - before, 1), (before - share, -1)):
             for model in models:
                 asked = balancer.name, model
                 self.counts[asked] = self.counts.get(asked, 0) + change
                 self.changed.add(asked)
+
+    def _share(self, balancer: SimulatedBalancer, item: Running) -> frozenset[str]:
+        """Return the model names for which an instance gets requests of a load balancer."""
+        return frozenset(
+            model
+            for name in balancer.at.get((item.host, item.port or 0), ())
+            if self.serves(balancer.name, name)
+            and self.listener(balancer.name, balancer.servers[name]) == item
+            for model in balancer.servers[name].models
+            if model in item.models
+        )

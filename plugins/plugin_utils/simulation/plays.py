@@ -70,9 +70,23 @@ class Playbook:
     def run(self, operation: str, until: tuple[int, str] | None = None) -> None:
         """Run the plays of an operation. until: the number of a batch and the phase with which it ends, as it fails."""
         self.until, self.ended = until, False
+        plays = {
+            "fetch": self._fetch,
+            "key": self._key,
+            "balancers_before": self._balancers_before,
+            "partition": self._partition,
+            "resume": self._resume,
+            "serve": self._serve,
+            "rollout": self._rollout,
+            "stop": self._stop,
+            "return_left": self._return_left,
+            "measure": self._measure,
+            "measure_new": self._measure_new,
+            "balancers_after": self._balancers_after,
+        }
         for play in PLAYS[operation]:
             if not self.ended:
-                getattr(self, f"_{play}")()
+                plays[play]()
 
     def _in(self, group: str) -> list[str]:
         return [name for name, item in self.hosts.items() if group in item["groups"]]
@@ -117,6 +131,8 @@ class Playbook:
         plan = self.balancers[name]
         key = (PRESENT if plan.instance_key.map is not None else FORMER) if plan.instance_key.sent else ""
         self.context.model.configure(name, names_of(getattr(plan, which)), key)
+        self.checked()
+        self.context.model.prove(name)
         self.checked()
 
     def _return(self, balancer: str, servers: Sequence[str]) -> None:

@@ -81,9 +81,14 @@ def requirements(
 
 
 def _models_of(model: FleetModel, server: BackendServer) -> tuple[str, ...]:
-    """Return the names that the instance of a server answers to; the server's if no record has the instance."""
+    """Return the names that the instance of a server answers to; the server's if no record has the instance.
+
+    A server whose instance has yet to come to its port is none.
+    """
     item = model.instances.get(server.of)
-    return () if item is None else item.models or server.models
+    if item is None or (item.port not in (None, server.port)):
+        return ()
+    return item.models or server.models
 
 
 def _engines(servers: Iterable[BackendServer]) -> dict[str, dict[tuple[str, str], str]]:

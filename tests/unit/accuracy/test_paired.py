@@ -11,8 +11,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired imp
     FAIL,
     NOT_CLEAR,
     PASS,
+    TOLERANCE,
+    PairedVerdict,
     items_needed,
-    judge_pair,
     judge_pairs,
     loss_interval,
     mcnemar_worse,
@@ -29,6 +30,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 GSM8K = 1319
+
+
+def judge_pair(counts: PairedCounts, tolerance: float = TOLERANCE) -> PairedVerdict:
+    """A comparison that is the only one of its run."""
+    return judge_pairs([counts], tolerance)[0]
 
 
 def outcomes(answers: str, prompt: str = "p") -> dict[str, ItemOutcome]:

@@ -261,7 +261,7 @@ LEFT = "an interrupted run left it drained"
         (("llama-0",), {}, {}, [N1], [N1], [("drain", N1, "in service", "drained", STOPS)]),
         ((), OUT, {}, [], [N1], [("undrain", N1, "drained", "in service", LEFT)]),
         (("llama-0",), OUT, {}, [N1], [N1], [("drain", N1, "in service", "drained", STOPS)]),
-        (("llama-0",), {}, {"running": False}, [], [], None),
+        (("llama-0",), {}, {"running": False}, [N1], [N1], None),
         (("other-0",), {}, {}, [], [], []),
     ],
     ids=["nothing", "it is replaced", "left out", "left out and replaced", "nothing runs", "not behind it"],

@@ -24,7 +24,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict impo
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import Advice
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import Action
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.reasons import Reason
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint import backends
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import Rank
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import MeasurementFailure
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import BatchVerdict
@@ -70,7 +70,7 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
                 "group node_rank hosts master master_port group_port number servers data_rank headless",
             ),
             (
-                backends.BackendServer("n1", "llama-0", "llama", "::1", 80, 4),
+                BackendServer("n1", "llama-0", "llama", "::1", 80, 4),
                 "name host instance deployment address port limit models weight number coming target probe",
             ),
             (MeasurementFailure("n1", "llama-0", "no"), "host what message"),

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.worlds import mishaps
 from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, planned, settled
-from tests.worlds.edits import edit, inventories
+from tests.worlds.edits import Drawn, edit, inventories
 
 EXAMPLES = int(os.environ.get("EDIT_EXAMPLES", "100"))
 COMMITS = 5
@@ -60,7 +60,7 @@ def edited_fleets(data: Any) -> None:
     except FleetError:  # what the generator puts together may contradict itself
         return
     for _ in range(COMMITS):
-        changed, names = edit(data.draw, inventory)
+        changed, names = edit(Drawn(data.draw), inventory)
         between = data.draw(st.sampled_from(BETWEEN))
         operation = data.draw(st.sampled_from(("deploy", "deploy", "upgrade")))
         before = {"hold": mishaps.hold, "drain": mishaps.drain}.get(between, lambda _draw, there: there)

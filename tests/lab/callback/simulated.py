@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callback plugin of the lab tests: what the simulation of a run contains, one JSON line per state, into FLEET_STATES.
+
+The planner simulates in a process that is forked from this one: what is put around it here is around it there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation import simulate as simulation
+
+DOCUMENTATION = """
+name: simulated
+type: aggregate
+short_description: write what the simulation of a run contains
+description: Used by the lab tests to compare it with what an outside watcher sees.
+"""
+
+
+def state(step: str, model: Any) -> dict[str, Any]:
+    """A fleet between two steps, as plain data."""
+    return {
+        "step": step,
+        "hosts": sorted(model.addresses),
+        "instances": [
+            {
+                "host": item.host, "name": item.name, "listen": item.listen, "port": item.port,
+                "ports": sorted(item.ports), "ready": item.ready, "headless": item.headless,
+            }
+            for item in model.instances.values()
+        ],
+        "balancers": {
+            balancer.name: [
+                [name, name in balancer.drained, model.serves(balancer.name, name)]
+                for name in balancer.servers
+            ]
+            for balancer in model.balancers.values()
+            if balancer.exists and not balancer.absent
+        },
+    }  # fmt: skip
+
+
+NO_LIMITS = simulation.RunLimits()
+
+
+def recorded(simulate: Callable[..., Any], path: str) -> Callable[..., Any]:
+    """The simulation, with every state written to a file; the last simulation of a run is the one that counts."""
+
+    def around(plan: Any, todo: Any, operation: str, terms: Any = NO_LIMITS, watch: Any = None) -> Any:
+        with open(path, "w", encoding="utf-8") as stream:
+
+            def note(step: str, model: Any) -> None:
+                stream.write(json.dumps(state(step, model)) + "\n")
+
+            return simulate(plan, todo, operation, terms, note)
+
+    return around
+
+
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "simulated"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        if path := os.environ.get("FLEET_STATES"):
+            simulation.simulate = recorded(simulation.simulate, path)

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lab whose inventory is edited while clients ask it, and while it is watched: nothing lost, nothing unforeseen."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
+
+from tests.helpers.trace import State, not_contained
+from tests.load import Load, Target, first_key
+from tests.worlds.edited_fleet import Inventory
+
+from .conftest import LAB, Lab, Run
+from .helpers import MODEL, STANDIN, deployment
+from .watch import Watcher
+
+RATE = 12.0  # requests per second, over all addresses and names
+SETTLE_SECONDS = 3.0
+PORT = 8443
+KEYS = {"first": "k" * 43, "second": "q" * 43}
+
+
+def machines(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The lab's nodes, each with two addresses."""
+    return {
+        host: (LAB.address(number), LAB.address(100 + number)) for number, host in enumerate(hosts, start=1)
+    }
+
+
+@dataclass
+class Step:
+    """What was seen of a run after an edit."""
+
+    run: Run
+    load: str
+    lost: dict[str, int]
+    unforeseen: str
+    again: Run | None = None
+
+
+@dataclass
+class EditedLab:
+    """A lab, and the inventory that runs on it."""
+
+    lab: Lab
+    inventory: Inventory
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    canary: bool = False
+    number: int = 0
+
+    @classmethod
+    def deployed(cls, lab: Lab, inventory: Inventory, **variables: Any) -> EditedLab:
+        """Deploy an inventory on fresh nodes."""
+        made = cls(lab, inventory, variables)
+        made._prepare()
+        made.write(inventory)
+        run = lab.play("deploy", "-e", "at_once=true")
+        assert run.rc == 0, run.out[-4000:]
+        return made
+
+    def _prepare(self) -> None:
+        """A certificate and known hosts for all addresses that the machines have or will have."""
+        there = [address for addresses in self.inventory.machines.values() for address in addresses]
+        secrets = self.lab.inventory / ".secrets"
+        secrets.mkdir(mode=0o700, exist_ok=True)
+        (secrets / "endpoint.pem").write_text(self_signed([*there, LAB.address(90)]), encoding="utf-8")
+        (secrets / "endpoint.pem").chmod(0o600)
+        known = [line.split(" ", 1) for line in LAB.known_hosts.read_text(encoding="utf-8").splitlines()]
+        lines = []
+        for node, addresses in self.inventory.machines.items():
+            own = [keys for names, keys in known if addresses[0] in names.split(",")]
+            lines += [f"{address} {keys}\n" for address in addresses for keys in own]
+            for address in addresses[1:]:
+                self.lab.on(node, f"ip address add {address}/24 dev eth0 || true")
+        (self.lab.tmp / "known_hosts").write_text("".join(lines), encoding="utf-8")
+
+    # ---- the inventory -------------------------------------------------------------------------------
+
+    def write(self, inventory: Inventory) -> None:
+        """Write an inventory as its operator would."""
+        own = {
+            name: {
+                "ansible_host": address,
+                "gpu_partition_compute": inventory.modes.get(name, "SPX"),
+            }
+            for name, address in inventory.hosts.items()
+        }
+        balancers = {name: {"ansible_host": address} for name, address in inventory.balancers.items()}
+        common = yaml.safe_load(LAB.inventory.read_text(encoding="utf-8"))["instinct"]["vars"]
+        common["ansible_ssh_common_args"] = f"-o UserKnownHostsFile={self.lab.tmp / 'known_hosts'}"
+        groups = {
+            "all": {"vars": common},
+            "instinct": {"hosts": own},
+            "load_balancer": {"hosts": balancers},
+        }
+        (self.lab.inventory / "hosts.yml").write_text(yaml.safe_dump(groups), encoding="utf-8")
+        self.lab.write_vars(
+            vllm_deployments=[self._deployment(item) for item in inventory.deployments],
+            upgrade_soak=2,
+            canary=self.canary,
+            **self.variables,
+        )
+        key = self.lab.inventory / ".secrets/instance-key"
+        key.write_text(f"{KEYS[inventory.key]}\n", encoding="utf-8")
+        key.chmod(0o600)
+
+    def _deployment(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        return deployment(**{**item, "model": MODEL, "image": STANDIN})
+
+    # ---- what clients see ----------------------------------------------------------------------------
+
+    def targets(self, after: Inventory) -> list[Target]:
+        """What clients may ask before an edit and after it, in the same words."""
+        if not self.inventory.balancers:
+            return []
+        key = first_key(self.lab.inventory / ".secrets/api-keys.yml")
+        pem = (self.lab.inventory / ".secrets/endpoint.pem").read_text(encoding="utf-8")
+        ca = self.lab.tmp / "ca.crt"
+        ca.write_text(pem[: pem.index("-----BEGIN PRIVATE KEY-----")], encoding="utf-8")
+        kept = self.inventory.balancers.items() & after.balancers.items()
+        names = served(self.inventory) & served(after)
+        return [
+            Target(f"https://{address}:{PORT}", name, key, str(ca))
+            for _host, address in sorted(kept)
+            for name in sorted(names)
+        ]
+
+    @contextlib.contextmanager
+    def asked(self, after: Inventory) -> Iterator[list[Load]]:
+        """Clients that ask all that stays valid."""
+        targets = self.targets(after)
+        loads = [Load(target, RATE / len(targets)) for target in targets]
+        with contextlib.ExitStack() as stack:
+            for load in loads:
+                stack.enter_context(load)
+            yield loads
+
+    # ---- runs ----------------------------------------------------------------------------------------
+
+    def carry_out(
+        self, after: Inventory, playbook: str = "deploy", *args: str, killed: Sequence[float] = ()
+    ) -> Step:
+        """Run a playbook after an edit, under load and watched; killed: runs that die after so many seconds."""
+        self.write(after)
+        self.number += 1
+        files = [self.lab.tmp / f"states-{self.number}-{turn}.jsonl" for turn in range(len(killed) + 1)]
+        known = {name: name for name in {*after.hosts, *after.balancers}}
+        with Watcher(self.lab, known) as watcher, self.asked(after) as loads:
+            for load in loads:
+                load.wait_for(2)
+            for path, seconds in zip(files, killed, strict=False):
+                self._killed(playbook, *args, path=path, seconds=seconds)
+            run = self._run(playbook, *args, path=files[-1])
+            if loads:
+                time.sleep(SETTLE_SECONDS)
+        lost: dict[str, int] = {}
+        texts = []
+        for load in loads:
+            try:
+                found = load.assert_nothing_lost()
+            except AssertionError as error:
+                found = load.summary()
+                lost[f"{load.target.url} {load.target.model}"] = sum(found.problems.values())
+                texts.append(str(error)[:1500])
+            texts.append(f"{load.target.url} {load.target.model}: {found}")
+        states = [state for path in files for state in read_states(path)]
+        unforeseen = not_contained(watcher.looks, states) if states else ""
+        step = Step(run, "\n".join(texts), lost, unforeseen)
+        if run.rc == 0:
+            self.inventory = after
+        return step
+
+    def edit(self, after: Inventory, playbook: str = "deploy", *args: str, **options: Any) -> Step:
+        """The same, and AssertionError if something is lost, unforeseen, held, or left for the next run."""
+        step = self.carry_out(after, playbook, *args, **options)
+        assert step.run.rc == 0, step.run.out[-4000:]
+        assert not step.lost, step.load
+        assert not step.unforeseen, step.unforeseen
+        step.again = self.lab.play("deploy")
+        assert (step.again.rc, step.again.changed()) == (0, []), step.again.out[-4000:]
+        assert "held" not in step.again.out, step.again.out[-4000:]
+        print(step.load, flush=True)
+        return step
+
+    def _run(self, playbook: str, *args: str, path: Path) -> Run:
+        self.lab.batches = True
+        with self._states(path):
+            return self.lab.play(playbook, *args)
+
+    def _killed(self, playbook: str, *args: str, path: Path, seconds: float) -> None:
+        self.lab.batches = True
+        with self._states(path):
+            env, _record = self.lab.environment()
+        victim = subprocess.Popen(
+            self.lab.command(playbook, *args), cwd=Path(__file__).parents[2], env=env, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        timer = threading.Timer(seconds, lambda: os.killpg(victim.pid, signal.SIGKILL))
+        timer.start()
+        victim.wait(1800)
+        timer.cancel()
+
+    @contextlib.contextmanager
+    def _states(self, path: Path) -> Iterator[None]:
+        before = self.lab.env
+        self.lab.env = {
+            **before, "FLEET_STATES": str(path), "ANSIBLE_CALLBACKS_ENABLED": "recorder,simulated",
+        }  # fmt: skip
+        try:
+            yield
+        finally:
+            self.lab.env = before
+
+
+def served(inventory: Inventory) -> set[str]:
+    """The model names that clients may ask."""
+    found: set[str] = set()
+    for item in inventory.deployments:
+        names = item["served_model_name"]
+        found |= {names} if isinstance(names, str) else set(names)
+    return found
+
+
+def read_states(path: Path) -> list[State]:
+    """The states of a simulation; none if there was nothing to simulate."""
+    if not path.exists():
+        return []
+    return [State.of(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def edited(inventory: Inventory, *changes: Mapping[str, Any], **parts: Any) -> Inventory:
+    """An inventory whose deployments have these changes, in their order, and other parts."""
+    items = [dict(item) for item in inventory.deployments]
+    for item, change in zip(items, changes, strict=False):
+        item.update(change)
+    return replace(inventory, deployments=tuple(items), **parts)
