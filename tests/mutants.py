@@ -99,6 +99,7 @@ TESTS = {
         "rollout/test_rollout_playbook",
         "rollout/test_text",
     ],
+    "rollout.proof": ["rollout/test_proof"],
     "rollout.steps": ["rollout/test_rollout_steps"],
     "rollout.plan": ["rollout/test_plan", "desired/test_unknown_variables", "rollout/test_rollout_balancer"],
     "serving.converge": ["serving/test_converge_faults", "serving/test_converge"],
@@ -108,6 +109,7 @@ TESTS = {
     "sizing.weights": ["sizing/test_weights", "sizing/test_fit_vllm", "sizing/test_fit"],
     "simulation.model": ["simulation/test_model"],
     "simulation.rules": ["simulation/test_rules"],
+    "simulation.simulate": ["simulation/test_simulate"],
     "weights.download": ["weights/test_download_faults", "weights/test_download"],
 }
 SWAPS: dict[type[ast.AST], Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FORMER, PRESENT
 
-from tests.worlds.simulated_fleet import ADDRESSES, balancer, fleet, running, server
+from tests.worlds.simulated_fleet import balancer, fleet, running, server
 
 ALL = "192.0.2.11"
 KEYED = {"key": FORMER}
@@ -152,6 +152,17 @@ def test_a_port_is_that_of_whoever_listens_there() -> None:
     assert model.counts["lb", "m"] == 1
 
 
+def test_of_two_that_have_a_port_of_a_host_the_one_at_the_address_answers() -> None:
+    outside, inside = running(), running(name="other-0", listen="127.0.0.1")
+    model = fleet(inside, outside, lbs=(balancer(server()),))
+    assert model.listener("lb", server()) == outside
+    assert (model.asked(outside.of), model.asked(inside.of)) == ([("lb", "b/n1.llama-0:8000")], [])
+    assert model.counts["lb", "m"] == 1
+    model.stop(outside.of)
+    assert model.counts["lb", "m"] == 0
+    assert [item.name for item in model.on("n1")] == ["other-0"]
+
+
 # ---- load balancers ----------------------------------------------------------------------------------
 
 
@@ -205,4 +216,3 @@ def test_each_load_balancer_counts_for_itself() -> None:
     model.set_drained("lb", "b/n1.llama-0:8000", True)
     assert model.counts == {("lb", "m"): 0, ("lb2", "m"): 1}
     assert model.asked(("n1", "llama-0")) == [("lb2", "b/n1.llama-0:8000")]
-    assert ADDRESSES["n1"] == model.addresses["n1"]

@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import (
+    CAPACITY,
+    END,
+    IN_USE,
+    NEEDS,
+    TAKEN,
     Requirement,
     requirements,
     used_twice,
@@ -91,6 +96,15 @@ def test_which_servers_are_engines_before_the_run(item: Any, lost: tuple[str, ..
     model = fleet(*([item] if item else []), running("n2"), lbs=(there,))
     found = requirements(model, {"lb": [server(), server("n2")]}, None, lost)
     assert found["lb", "m"].total == total
+
+
+def test_what_does_not_serve_yet_is_an_engine_all_the_same() -> None:
+    model = fleet(running(ready=False), lbs=(balancer(server()),))
+    assert requirements(model, {"lb": [server()]}, 1) == {("lb", "m"): Requirement(("llama",), 1, 0, 0, 1)}
+
+
+def test_every_rule_has_a_name_of_its_own() -> None:
+    assert len({CAPACITY, NEEDS, IN_USE, TAKEN, END}) == 5
 
 
 def test_deployments_of_a_name_are_named_once_each() -> None:
