@@ -99,6 +99,7 @@ TESTS = {
         "rollout/test_rollout_playbook",
         "rollout/test_text",
     ],
+    "rollout.capacity": ["rollout/test_capacity"],
     "rollout.proof": ["rollout/test_proof"],
     "rollout.steps": ["rollout/test_rollout_steps"],
     "rollout.plan": ["rollout/test_plan", "desired/test_unknown_variables", "rollout/test_rollout_balancer"],

@@ -105,7 +105,7 @@ def test_an_engine_works_when_all_of_its_servers_are_there_ready_and_of_its_file
     parts = [running(engine="e", spec="1"), running("n2", engine="e", spec="1", port=None)]
     model = fleet(*parts, lbs=(balancer(server()),))
     assert (model.works(parts[0].of), model.counts["lb", "m"]) == (True, 1)
-    assert not model.works(("n1", "nobody-0"))
+    assert model.works(("n1", "nobody-0")) is False
     for broken in (replace(parts[1], ready=False), replace(parts[1], spec="2")):
         model.start(broken)
         assert (model.works(parts[0].of), model.counts["lb", "m"]) == (False, 0)

@@ -214,3 +214,10 @@ def test_hosts_that_do_not_answer_are_not_judged() -> None:
     plan = replace(done.plan, unreachable=(("n2", "no route"),))
     found = simulate(plan, done.todo, "deploy")
     assert found.required["n1", MODEL].last == 2
+
+
+def test_a_host_of_which_no_state_is_known_need_not_be_as_the_inventory_says() -> None:
+    done = run("nothing")
+    first, second = done.plan.hosts
+    unknown = replace(second, host=replace(second.host, state=None))
+    assert simulate(replace(done.plan, hosts=(first, unknown)), done.todo, "deploy").violations == ()
