@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FleetModel
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import PLAYS
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import (
     CAPACITY,
     END,
@@ -24,7 +25,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate
     simulate,
 )
 
-from tests.worlds.edited_fleet import Inventory, Planned, edited, planned, settled
+from tests.worlds.edited_fleet import Inventory, Planned, Site, edited, planned, settled
 from tests.worlds.plan_world import deployment
 
 MODEL = "lab/tiny-llama"
@@ -39,7 +40,6 @@ RUNS: dict[str, tuple[dict[str, Any], str]] = {
     "an upgrade": ({"deployments": (FLAG,)}, "upgrade"),
     "a restart": ({}, "restart"),
     "another mode": ({"modes": {"n1": "CPX"}}, "deploy"),
-    "an image": ({"deployments": ({**LLAMA, "image": "registry.lab:5000/lab/vllm:1"},)}, "deploy"),
     "nothing": ({}, "deploy"),
 }
 
@@ -191,21 +191,35 @@ def test_modes_change_a_host_at_a_time_or_as_many_as_are_allowed() -> None:
     assert (kinds(together), together.least["n1", MODEL]) == ([CAPACITY], 0)
 
 
-def test_an_instance_waits_for_its_image_and_for_the_mode_of_its_gpus() -> None:
-    """As if nothing were fetched, and as if the modes changed only after everything had started."""
-    for name, text in (("an image", "before its image"), ("another mode", "before the GPUs have")):
-        done = run(name)
-        assert done.simulate().violations == ()
-        todo: Any = copy.deepcopy(done.todo)
-        if name == "another mode":
-            for item in todo:
-                item["groups"] = [one for one in item["groups"] if one != "todo_gpu_partition"]
-                plan: Mapping[str, Any] = item["plan"]
-                if "servers" in plan:
-                    item["groups"].append("todo_vllm_serve")
-                    item["plan"] = {**plan, "serve": [one["name"] for one in plan["servers"]], "resume": []}
-            found = simulate(done.plan, todo, "deploy", RunLimits(at_once=True))
-            assert any(text in item.what for item in found.violations)
+def test_an_instance_waits_for_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing were fetched."""
+    done = planned(BASE, Site(), canary=False)
+    assert done.simulate().violations == ()
+    monkeypatch.setitem(PLAYS, "deploy", tuple(play for play in PLAYS["deploy"] if play != "fetch"))
+    found = done.simulate().violations
+    assert [(item.rule, item.hosts) for item in found] == [
+        (NEEDS, (host,)) for host in ("n1", "n1", "n2", "n2")
+    ]
+    assert all("starts before its image registry.lab:5000/lab/vllm@sha256:" in item.what for item in found)
+    # One that is not pulled, as it is built or received.
+    hosts = (
+        replace(host, images=tuple(replace(step, pull=None, ref=str(step.pull)) for step in host.images))
+        for host in done.plan.hosts
+    )
+    assert simulate(replace(done.plan, hosts=tuple(hosts)), done.todo, "deploy").violations == found
+
+
+def test_an_instance_waits_for_the_mode_of_its_gpus() -> None:
+    """As if modes were left to a later run."""
+    done = run("another mode")
+    todo: Any = copy.deepcopy(done.todo)
+    for item in todo:
+        item["groups"] = [one for one in item["groups"] if one != "todo_gpu_partition"]
+        if "servers" in item["plan"]:
+            item["groups"].append("todo_vllm_serve")
+            item["plan"] |= {"serve": [one["name"] for one in item["plan"]["servers"]], "resume": []}
+    found = simulate(done.plan, todo, "deploy", RunLimits(at_once=True))
+    assert any("before the GPUs have" in item.what for item in found.violations)
 
 
 def test_hosts_that_do_not_answer_are_not_judged() -> None:
@@ -221,3 +235,15 @@ def test_a_host_of_which_no_state_is_known_need_not_be_as_the_inventory_says() -
     first, second = done.plan.hosts
     unknown = replace(second, host=replace(second.host, state=None))
     assert simulate(replace(done.plan, hosts=(first, unknown)), done.todo, "deploy").violations == ()
+
+
+def test_what_a_run_leaves_as_it_is_need_not_be_as_the_inventory_says() -> None:
+    done = run("a flag")
+    first, second = done.plan.hosts
+    untouched = replace(second, untouched=("llama-0", "llama-1"))
+    todo = copy.deepcopy(done.todo)
+    for item in todo:
+        if item["name"] == "n2":
+            item["plan"]["rollout"]["steps"] = {}
+    found = simulate(replace(done.plan, hosts=(first, untouched)), todo, "deploy")
+    assert [item.what for item in found.violations] == []
