@@ -203,7 +203,7 @@ def test_an_instance_waits_for_its_image(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all("starts before its image registry.lab:5000/lab/vllm@sha256:" in item.what for item in found)
     # One that is not pulled, as it is built or received.
     hosts = (
-        replace(host, images=tuple(replace(step, pull=None, ref=str(step.pull)) for step in host.images))
+        replace(host, images=tuple(replace(step, pull="", ref=step.pull) for step in host.images))
         for host in done.plan.hosts
     )
     assert simulate(replace(done.plan, hosts=tuple(hosts)), done.todo, "deploy").violations == found
