@@ -163,7 +163,7 @@ BOTH = "chat: requests go to green or llama, which differ in "
         ({"endpoint": False, "engine_args": {"max_model_len": 4096}}, None),
     ],
 )  # fmt: skip
-def test_what_clients_notice_is_noticed(changes: dict[str, Any], differing: str | None) -> None:
+def test_what_clients_notice_is_in_the_plan(changes: dict[str, Any], differing: str | None) -> None:
     texts = noticed(BASE, beside(**changes))
     if differing is None:
         assert texts == []

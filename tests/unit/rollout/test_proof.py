@@ -55,6 +55,7 @@ def said(name: str, done: Planned | None = None, **options: Any) -> tuple[list[s
         # A run that only plans is proved as a deploy.
         ("a flag", {"operation": None, "apply": False}, KEPT),
         ("a flag", {"operation": None}, []),
+        ("another name", {"operation": None}, []),  # partition.yml changes no names
         ("modes", {}, HALF),
         ("modes", {"operation": None}, HALF),  # partition.yml
         ("nothing", {}, []),
