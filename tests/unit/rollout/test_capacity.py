@@ -121,6 +121,8 @@ def test_what_changes_take_and_give() -> None:
 def test_an_engine_is_lost_and_gained_once() -> None:
     pair = [member(f"a-{at}", "m x", "m x", engine="e", old_engine="f") for at in (0, 1)]
     beside = member("b-0", "x", "x")
+    half = [pair[0], member("a-1", "m x", "m x", engine="e", old_engine="f", in_service=False)]
+    assert (shifts(half).losses(half[:1]), shifts(half).losses(half[1:])) == ({"a": 1}, {})
     found = shifts([*pair, beside])
     assert (found.losses(pair), found.gains(pair)) == ({"a": 1, "a and b": 1}, {"a": 1, "a and b": 1})
     assert found.losses([beside]) == {"a and b": 1}

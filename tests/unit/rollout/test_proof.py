@@ -21,6 +21,7 @@ EDITS: dict[str, dict[str, Any]] = {
     "a flag": {"deployments": ({**LLAMA, "engine_args": {"max_num_seqs": 64}},)},
     "another name": {"deployments": ({**LLAMA, "served_model_name": "chat"},)},
     "modes": {"modes": dict.fromkeys(HOSTS, "CPX")},
+    "a weight": {"deployments": ({**LLAMA, "weight": 2},)},
     "nothing": {},
 }
 KEPT = ["", "  proved   llama: never fewer than 3 of 4 in service"]
@@ -57,6 +58,8 @@ def said(name: str, done: Planned | None = None, **options: Any) -> tuple[list[s
         ("a flag", {"operation": None}, []),
         ("another name", {"operation": None}, []),  # partition.yml changes no names
         ("modes", {}, HALF),
+        ("modes", {"partition_serial": None}, HALF),
+        ("a weight", {}, []),  # no instance changes
         ("modes", {"operation": None}, HALF),  # partition.yml
         ("nothing", {}, []),
         ("nothing", {"operation": None, "apply": False}, []),
@@ -80,7 +83,9 @@ def test_what_clients_have_to_change() -> None:
 
 def test_a_plan_of_which_not_everything_is_known_proves_nothing() -> None:
     done = run("a flag")
-    partial = replace(done.plan, hosts=tuple(replace(host, unknown=("lab/image:1",)) for host in done.plan.hosts))
+    partial = replace(
+        done.plan, hosts=tuple(replace(host, unknown=("lab/image:1",)) for host in done.plan.hosts)
+    )
     assert said("", replace(done, plan=partial)) == ([], [])
 
 
@@ -104,4 +109,6 @@ def test_what_the_operator_allows_is_what_counts() -> None:
     assert said("modes", **both, at_once=True)[1] == []
     assert said("modes", partition_serial=[1])[1] == []
     _lines, problems = said("a flag", min_in="100%")
-    assert "would have 3 of 4 engines of llama (lab/tiny-llama) in service, and 4 have to stay." in problems[0]
+    assert (
+        "would have 3 of 4 engines of llama (lab/tiny-llama) in service, and 4 have to stay." in problems[0]
+    )
