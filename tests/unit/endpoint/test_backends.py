@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BackendInstance
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
     Backend,
     group_servers,
     names_of,
     routing_warnings,
+    unprintable_model_names,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import (
+    BackendServer,
+    HostBackends,
+)
 
 
 def server(deployment: str, models: str, port: int = 8000, weight: int = 1) -> BackendServer:
@@ -103,6 +108,9 @@ def test_a_backend_keeps_its_name(
         ([server("a", "x y"), server("b", "x")], {"a", "b"}, [True],
          ["y: requests go to the instance with the fewest requests, as routing by prefix needs names that all "
           "instances of x have"]),
+        ([server("a", "x"), server("b", "y"), server("c", "x y")], {"a", "b", "c"}, [True],
+         ["x, y: requests go to the instance with the fewest requests, as routing by prefix needs names that all "
+          "instances of x, y have"]),
         ([server("a", "x", weight=2), server("b", "x")], {"a", "b"}, [True],
          ["x: vllm-router has no weights; they count only for requests that it does not place"]),
         ([server("a", "x", weight=2), server("b", "x")], set(), [False], []),
@@ -115,3 +123,13 @@ def test_routing_of_a_shared_name(
     backends = group_servers(servers, prefix=prefix)
     assert [backend.prefix for backend in backends] == routed
     assert list(routing_warnings(backends, prefix)) == warnings
+
+
+@pytest.mark.parametrize(("models", "bad"), [(("x", "y"), 0), (("x", "y\n"), 1), (("\x00", "\u200b"), 2)])
+def test_names_that_no_line_can_hold_are_refused(models: tuple[str, ...], bad: int) -> None:
+    item = BackendInstance("a-0", "a", models, "0.0.0.0", 8000, (8000,), 4, path=("vllm_deployments", 1))
+    hidden = BackendInstance("b-0", "b", ("\n",), "0.0.0.0", 8001, (8001,), 4, endpoint=False)
+    found = list(unprintable_model_names([HostBackends("n1", "192.0.2.11", (item, hidden))]))
+    assert [(one.path, one.hosts) for one in found] == [
+        (("vllm_deployments", 1, "served_model_name"), ("n1",))
+    ] * bad
