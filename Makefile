@@ -172,9 +172,10 @@ transfers: ## what transfers between hosts need on a machine that measures or te
 	    apt-get -qq update && apt-get -qq -y --no-install-recommends install python3-libtorrent iproute2; }
 
 # The modules whose decisions cost most when they are wrong. Each day has another sample.
-MODULES := measurement.shift canary.verdict common.redact desired.lockfile endpoint.converge endpoint.plan \
-    generations.revisions partition.modes partition.transaction placement.layout plan.actions plan.registry \
-    programs.supervisor.group programs.supervisor.main rollout.batches rollout.plan rollout.steps serving.converge \
+MODULES := measurement.shift canary.verdict common.redact desired.lockfile endpoint.backends endpoint.converge \
+    endpoint.plan endpoint.servers generations.revisions partition.modes partition.transaction placement.layout \
+    plan.actions plan.registry programs.supervisor.group programs.supervisor.main rollout.batches rollout.capacity \
+    rollout.plan rollout.proof rollout.steps serving.converge simulation.model simulation.rules simulation.simulate \
     sizing.fit sizing.kv_cache sizing.weights weights.download
 mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="sizing.fit plan.pins" SEED=1 COUNT=15 JOBS=2)
 	$(BIN)/python -m tests.mutants $(MODULES) --seed $(or $(SEED),$(shell date +%F)) --count $(or $(COUNT),15) \

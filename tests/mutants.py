@@ -74,6 +74,8 @@ TESTS = {
         "rollout/test_rollout_balancer",
         "endpoint/test_virtual_address",
     ],
+    "endpoint.backends": ["endpoint/test_backends"],
+    "endpoint.servers": ["endpoint/test_servers", "endpoint/test_server_properties"],
     "generations.revisions": ["generations/test_revisions", "generations/test_sources"],
     "partition.modes": [
         "partition/test_partition_modes",
@@ -97,6 +99,8 @@ TESTS = {
         "rollout/test_rollout_playbook",
         "rollout/test_text",
     ],
+    "rollout.capacity": ["rollout/test_capacity"],
+    "rollout.proof": ["rollout/test_proof"],
     "rollout.steps": ["rollout/test_rollout_steps"],
     "rollout.plan": ["rollout/test_plan", "desired/test_unknown_variables", "rollout/test_rollout_balancer"],
     "serving.converge": ["serving/test_converge_faults", "serving/test_converge"],
@@ -104,6 +108,9 @@ TESTS = {
     "sizing.kv_cache": ["sizing/test_kvcache", "sizing/test_fit_vllm", "sizing/test_fit"],
     "sizing.quantized": ["sizing/test_quantized", "sizing/test_fit"],
     "sizing.weights": ["sizing/test_weights", "sizing/test_fit_vllm", "sizing/test_fit"],
+    "simulation.model": ["simulation/test_model"],
+    "simulation.rules": ["simulation/test_rules"],
+    "simulation.simulate": ["simulation/test_simulate"],
     "weights.download": ["weights/test_download_faults", "weights/test_download"],
 }
 SWAPS: dict[type[ast.AST], Any] = {

@@ -42,7 +42,7 @@ options:
       - For an instance of a stored generation, C(generation) replaces C(server).
       - C(client), a map of C(image) and C(vllm), sets another image for the client, which must be on the node.
       - C(endpoint), a map of C(balancer) and C(url), sends the requests through that load balancer. The action plugin
-        adds its key and certificate.
+        adds its key and certificate. C(deployments) names several that answer, with colons between.
     type: list
     elements: dict
     default: []

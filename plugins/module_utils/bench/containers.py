@@ -56,6 +56,7 @@ class BenchmarkTarget:
         body: create body of the instance's container
         client: image of the benchmark client, if it differs from the instance's
         job: what is measured
+        deployment: several with colons between, where an endpoint has them behind one name
         endpoint: load balancer to measure in place of the instance: url, key and ca (certificates), "" where unused
     """
 
@@ -119,9 +120,10 @@ def parse_target(data: Mapping[str, Any], job: object) -> BenchmarkTarget:
     if missing or not isinstance(server, Mapping) or not server.get("container"):
         what = ", ".join(missing) or "server.container"
         raise NodeError(f"targets[{name or '?'}]: {what} is missing. Pass the instances from the plan.")
+    endpoint = {key: str(value or "") for key, value in (data.get("endpoint") or {}).items()}
     return BenchmarkTarget(
         name=name,
-        deployment=str(data.get("deployment") or ""),
+        deployment=endpoint.get("deployments") or str(data.get("deployment") or ""),
         model=str(data["model"]),
         commit=str(data.get("commit") or ""),
         image=str(data["image"]),
@@ -129,7 +131,7 @@ def parse_target(data: Mapping[str, Any], job: object) -> BenchmarkTarget:
         plan={key: value for key, value in data.items() if key != "endpoint"},
         job=parse_job(name, job),
         client=str((data.get("client") or {}).get("image") or ""),
-        endpoint={key: str(value or "") for key, value in (data.get("endpoint") or {}).items()},
+        endpoint=endpoint,
     )
 
 

@@ -57,7 +57,7 @@ class Deployment:
         listen: "" for the address that own_listen chooses.
         endpoint: the load balancer serves the deployment.
         other_names: further model names that clients may ask for.
-        weight: an instance's share of the requests, relative to other deployments' that serve the same model name.
+        weight: an instance's share of the requests in work, relative to other deployments' that serve the same name.
         mixed_models: another deployment may serve one of its names with another model.
         weights_formats: "any" if weights may be pickles, which can run code when they are loaded.
         definition: a hash of what the operator wrote of it, without the values of secrets.

@@ -7,7 +7,7 @@ only some of a backend's servers have are asked of a subset of it, whose servers
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...module_utils.common.errors import Problem, natural
@@ -135,6 +135,27 @@ def _backend(name: str, members: tuple[BackendServer, ...], prefix: bool) -> Bac
         for number, models in enumerate(sets.values(), 1)
     ]
     return Backend(name, everywhere, members, prefix, tuple(subsets))
+
+
+def routing_warnings(backends: Iterable[Backend], prefix: Collection[str]) -> Iterator[str]:
+    """Yield where a shared name restricts the routing that deployments ask for. prefix: those routed by prefix."""
+    for backend in backends:
+        names = ", ".join(backend.models or backend.names)
+        asking = [name for name in backend.deployments if name in prefix]
+        others = [name for name in backend.deployments if name not in prefix]
+        if asking and others:
+            yield (
+                f"{names}: requests go to the instance with the fewest requests, as {' and '.join(others)} shares a "
+                f"name with {' and '.join(asking)} and is not routed by prefix. Set the same routing in all of them"
+            )
+        some = ", ".join(name for subset in backend.subsets for name in subset.models)
+        if backend.prefix and some:
+            yield (
+                f"{some}: requests go to the instance with the fewest requests, as routing by prefix needs names that "
+                f"all instances of {names} have"
+            )
+        if backend.prefix and len({server.weight for server in backend.members}) > 1:
+            yield f"{names}: vllm-router has no weights; they count only for requests that it does not place"
 
 
 def unprintable_model_names(gpu_hosts: Iterable[HostBackends]) -> Iterable[Problem]:

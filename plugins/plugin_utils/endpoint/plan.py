@@ -15,7 +15,14 @@ from ..desired.actions import DEBIAN, Action
 from ..desired.endpoint_settings import NOT_IN_RUN, BalancerHost, BalancerSettings, ObservedBalancer
 from ..desired.fleet import ANY, LOCAL
 from ..text import listed, plural
-from .backends import Backend, deployments_of, group_servers, names_of, unprintable_model_names
+from .backends import (
+    Backend,
+    deployments_of,
+    group_servers,
+    names_of,
+    routing_warnings,
+    unprintable_model_names,
+)
 from .balancer_plan import (
     BALANCER,
     BalancerPlan,
@@ -211,7 +218,12 @@ def _plan(
         servers=names,
         drain=drain,
         undrain=tuple(dict.fromkeys(back[name] for name in (*drain, *left) if back[name])),
-        warnings=(*_warnings(host), *material.warnings, *address_warnings(host, endpoint.hosts)),
+        warnings=(
+            *_warnings(host),
+            *routing_warnings(backends, prefix),
+            *material.warnings,
+            *address_warnings(host, endpoint.hosts),
+        ),
         left=left,
         answered=answered,
         gone=gone,

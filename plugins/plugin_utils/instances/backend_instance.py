@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...module_utils.common.generations import BackendInstance
+from ..desired.deployment import Deployment
+from ..tuning.companion_models import adapter_of
 from .compose import Instance
 
 # Requests sent to an instance at once if its max_num_seqs is unknown: vLLM's default with 70 GiB and more. Source:
@@ -32,13 +34,19 @@ def backend_instance(instance: Instance) -> BackendInstance:
 
 def models_of(instance: Instance) -> tuple[str, ...]:
     """Return the model names that clients may request from an instance: the served names and its LoRA adapters."""
-    names = [instance.deployment.served_model_name, *instance.deployment.other_names]
-    modules = dict(instance.deployment.engine_args).get("lora_modules")
+    return tuple(served_models(instance.deployment))
+
+
+def served_models(deployment: Deployment) -> dict[str, tuple[str, str]]:
+    """Return what serves each model name that clients may request: the model, and a LoRA adapter or ""."""
+    names = (deployment.served_model_name, *deployment.other_names)
+    found = dict.fromkeys(names, (deployment.model, ""))
+    modules = dict(deployment.engine_args).get("lora_modules")
     for item in modules if isinstance(modules, (list, tuple)) else [modules] if modules else []:
         name = item.get("name") if isinstance(item, Mapping) else str(item).partition("=")[0]
-        if name and name not in names:
-            names.append(str(name))
-    return tuple(names)
+        if name:
+            found.setdefault(str(name), (deployment.model, adapter_of(item)))
+    return found
 
 
 def request_limit(item: Instance) -> int:

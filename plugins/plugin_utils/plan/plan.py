@@ -36,6 +36,7 @@ from .local_repositories import arriving_repositories, repository_obstacles, rep
 from .model_terms import judge_downloads
 from .multi_host import engine_mismatches, peer_starts
 from .pushes import plan_pushes
+from .shared_names import differences, mixed_models
 from .stages import HostStages, check_host, plan_stages, record_stage
 from .transfers import by_host, plan_transfers
 
@@ -187,6 +188,10 @@ def plan_fleet(
         factory.knowledge.licenses,
     )
     problems += judged.problems
+    if endpoint and endpoint.hosts:
+        problems += mixed_models(
+            checked.fleet, {one.name for host in fleet.hosts for one in host.deployments}
+        )
     _raise_problems(problems, fleet)
     unable = {stages.host.name: reason(stages.obstacles) for stages in planned if stages.obstacles} | odd
     moving = [item for item in planned if again is None or item.host.name in again]
@@ -236,6 +241,7 @@ def plan_fleet(
         balancers, wrong, doubts = plan_balancers(endpoint, served, _routing(fleet))
         _raise_problems(wrong, fleet)
         warnings += doubts if request.operation != STOP else ()  # which drains by itself, wherever they are
+        warnings += differences(planned) if endpoint.hosts else ()
     passed_on = {(member.host.name, item.what) for item in transfers for member in item.receivers}
     load = hub_load(
         [

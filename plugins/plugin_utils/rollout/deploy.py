@@ -40,7 +40,8 @@ def serving_changes(
         if item.id in batched or not item.changes:
             found.append(item)
         elif item.host in partitioned:
-            found.append(replace(item, changes=False))
+            starts = item.new is not None and not (item.in_service or item.drained)
+            found.append(replace(item, changes=False, starts=starts))
         elif item.new is not None:
             found.append(replace(item, changes=False, starts=not item.drained))
     return tuple(found)

@@ -8,23 +8,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...module_utils.common.errors import Problem
+from ..endpoint.backends import deployments_of, names_of
+from ..endpoint.servers import BackendServer
+from ..instances.planned import Serving
 from ..plan.host_plan import FleetPlan
 from ..plan.text import wrapped
 
 
 @dataclass(frozen=True)
 class LiveTarget:
-    """A deployment that is measured at its endpoint: the instance whose image and tokenizer the client uses."""
+    """A model name that is measured at its endpoint, and the instance whose image and tokenizer the client uses.
 
-    deployment: str
+    deployments: those that answer.
+    """
+
+    model: str
+    deployments: tuple[str, ...]
     host: str
     instance: str
     balancer: str
     url: str
 
     def endpoint(self) -> dict[str, str]:
-        """Return the endpoint, for the target of vllm_bench."""
-        return {"balancer": self.balancer, "url": self.url}
+        """Return the endpoint, for the target of vllm_bench; its rows name every deployment that answers."""
+        found = {"balancer": self.balancer, "url": self.url}
+        return {**found, "deployments": ":".join(self.deployments)} if len(self.deployments) > 1 else found
 
 
 def parse_rate(live: bool, given: object) -> tuple[float, tuple[Problem, ...]]:
@@ -54,9 +62,10 @@ def parse_rate(live: bool, given: object) -> tuple[float, tuple[Problem, ...]]:
 def live_targets(
     plan: FleetPlan, deployment: str | None = None
 ) -> tuple[tuple[LiveTarget, ...], tuple[Problem, ...]]:
-    """Return one target for each deployment behind a load balancer, and the problem where there is none.
+    """Return one target for each model name behind a load balancer, and the problem where there is none.
 
-    The client runs beside the first instance that is ready; the load balancer decides where its requests go.
+    Of several names of a deployment, the first one is asked; deployments that share it are measured together. The
+    client runs beside the first instance that is ready; the load balancer decides where its requests go.
     """
     running = [item for item in plan.balancers if item.host.observed and item.host.observed.running]
     if not running:
@@ -65,22 +74,26 @@ def live_targets(
             Problem(("live",), what, "Without live=true, benchmark.yml measures the instances themselves."),
         )
     balancer = running[0]
-    behind = {
-        name for backend in balancer.backends for name in backend.deployments if deployment in (None, name)
-    }
+    behind: dict[str, list[BackendServer]] = {}
+    for server in names_of(balancer.backends).values():
+        for model in server.models:
+            behind.setdefault(model, []).append(server)
     found: dict[str, LiveTarget] = {}
-    for host, name, of in _ready(plan):
-        if of in behind:
-            found.setdefault(of, LiveTarget(of, host, name, balancer.host.name, balancer.url))
+    for host, item in _ready(plan):
+        model = next(iter(item.backend.models), "")
+        if deployment in (None, item.deployment_name) and model in behind:
+            names = deployments_of(behind[model])
+            target = LiveTarget(model, names, host, item.name, balancer.host.name, balancer.url)
+            found.setdefault(model, target)
     if not found:
         meant = f"of {deployment} " if deployment else ""
         what = f"no instance {meant}that is ready is behind load balancer {balancer.host.name}."
         return (), (Problem(("live",), what, "status.yml shows what serves."),)
-    return tuple(found[name] for name in sorted(found)), ()
+    return tuple(found[model] for model in sorted(found)), ()
 
 
-def _ready(plan: FleetPlan) -> Iterable[tuple[str, str, str]]:
-    """Yield host, name and deployment of the instances that run as planned, are ready, and answer requests."""
+def _ready(plan: FleetPlan) -> Iterable[tuple[str, Serving]]:
+    """Yield the instances behind load balancers, with their hosts, that run as planned and are ready."""
     for host in plan.hosts:
         state = host.host.state
         ready = (
@@ -89,8 +102,8 @@ def _ready(plan: FleetPlan) -> Iterable[tuple[str, str, str]]:
             else set()
         )
         for item in host.instances:
-            if item.name in ready and not item.member.headless:
-                yield host.host.name, item.name, item.deployment_name
+            if item.name in ready and item.backend.endpoint and not item.member.headless:
+                yield host.host.name, item
 
 
 def live_todo(data: Mapping[str, Any], targets: Iterable[LiveTarget]) -> list[dict[str, Any]]:
@@ -106,12 +119,19 @@ def live_todo(data: Mapping[str, Any], targets: Iterable[LiveTarget]) -> list[di
     ]
 
 
+def _measured(target: LiveTarget) -> str:
+    """Return what is measured: a deployment, or a name that several of them serve."""
+    if len(target.deployments) == 1:
+        return target.deployments[0]
+    return f"{target.model} ({' and '.join(target.deployments)} together)"
+
+
 def explain_live(targets: Iterable[LiveTarget], rate: float) -> list[str]:
     """Return the lines of the plan."""
     lines = []
     for item in targets:
         text = (
-            f"{item.deployment} through load balancer {item.balancer} ({item.url}), at {rate:g} requests per second "
+            f"{_measured(item)} through load balancer {item.balancer} ({item.url}), at {rate:g} requests per second "
             f"beside those of users, by a client on {item.host}; nothing is drained"
         )
         lines += wrapped("measures", text)

@@ -211,7 +211,8 @@ class Playbook:
 
     def _serve(self) -> None:
         parts = {host: self._plan(host) for host in self._in("todo_vllm_serve")}
-        self._balance("draining what no batch changes", parts, "out", "drain")
+        unchanged = {host: part for host, part in parts.items() if part["partition"] is None}
+        self._balance("draining what no batch changes", unchanged, "out", "drain")
         self._start(parts, "serve", "starting what no batch changes")
         self._balance("returning what no batch changes to service", parts, "into", "ready")
 

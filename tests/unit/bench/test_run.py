@@ -140,6 +140,14 @@ def test_another_images_client_measures() -> None:
     assert command("serve", {}, client=other)[:2] == ["python3", "/app/vllm/benchmarks/benchmark_serving.py"]
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "deployment"),
+    [(None, "llama"), ({"url": "u"}, "llama"), ({"url": "u", "deployments": "green:llama"}, "green:llama")],
+)
+def test_rows_name_all_deployments_that_answer(endpoint: dict[str, str] | None, deployment: str) -> None:
+    assert parse_target(instance(endpoint=endpoint), job()).deployment == deployment
+
+
 REFUSED = [
     ({"args": {"base_url": "http://x"}}, {}, "args.base_url: is set by the toolkit"),
     ({"args": {"--result-dir": "/x"}}, {}, "args.--result-dir: is set by the toolkit"),

@@ -28,7 +28,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request imp
 )
 
 from tests.worlds.balancer_world import applied, host
-from tests.worlds.plan_world import deployment
+from tests.worlds.plan_world import REPO, deployment
 from tests.worlds.rollout_balancer_world import PAIR, SPANNING, planned, served
 
 REQUEST = OperationRequest(BENCHMARK)
@@ -65,9 +65,9 @@ def test_each_deployment_has_one_client_beside_one_that_is_ready() -> None:
     plan = planned(states, wanted, balancers, REQUEST)
     targets, problems = live_targets(plan)
     assert problems == ()
-    assert [(item.deployment, item.host, item.instance) for item in targets] == [
-        ("llama", "n1", "llama-1"),
-        ("other", "n1", "other-0"),
+    assert [(item.model, item.deployments, item.host, item.instance) for item in targets] == [
+        ("lab/tiny-llama", ("llama",), "n1", "llama-1"),
+        ("other", ("other",), "n1", "other-0"),
     ]
     (item,) = live_todo(plan.to_json(), targets)
     assert (item["name"], item["groups"]) == ("n1", ["todo_benchmark"])
@@ -77,7 +77,27 @@ def test_each_deployment_has_one_client_beside_one_that_is_ready() -> None:
     ]  # fmt: skip
     text = " ".join(" ".join(explain_live(targets, 2.0)).split())
     assert "llama through load balancer lb (https://192.0.2.1:8443), at 2 requests per second" in text
-    assert [item.deployment for item in live_targets(plan, "other")[0]] == ["other"]
+    assert [item.deployments for item in live_targets(plan, "other")[0]] == [("other",)]
+
+
+@pytest.mark.parametrize("deployment_name", [None, "green"])
+def test_deployments_that_share_a_name_are_measured_once_and_together(deployment_name: str | None) -> None:
+    """A second client would send the rate again to the same instances."""
+    green = deployment(name="green", served_model_name=[REPO, "green"], gpus=[5], port=9000)
+    apart = deployment(name="apart", gpus=[6], port=9100, endpoint=False)
+    states, balancers = served([*PAIR, green, apart])
+    plan = planned(states, [*PAIR, green, apart], balancers, REQUEST)
+    targets, problems = live_targets(plan, deployment_name)
+    first = "green-0" if deployment_name else targets[0].instance
+    assert problems == ()
+    assert [(item.model, item.deployments, item.instance) for item in targets] == [
+        (REPO, ("green", "llama"), first)
+    ]
+    text = " ".join(" ".join(explain_live(targets, 2.0)).split())
+    assert f"{REPO} (green and llama together) through load balancer lb" in text
+    (item,) = live_todo(plan.to_json(), targets)
+    (client,) = item["plan"]["measure"]
+    assert client["endpoint"]["deployments"] == "green:llama"
 
 
 def test_a_rank_without_requests_is_no_client() -> None:

@@ -64,6 +64,7 @@ EDITS: dict[str, tuple[dict[str, Any], int | None, list[str]]] = {
         {"deployments": (llama(**ONE), {**GREEN, **ONE, "gpus": [1]})}, 3, [],
     ),
     "another partition mode of a host": ({"modes": {"n1": "CPX"}}, 2, []),
+    "another partition mode of all hosts": ({"modes": dict.fromkeys(HOSTS, "CPX")}, 2, []),
     "another key": ({"key": "second"}, 2, []),
     "a weight": ({"deployments": (llama(weight=2),)}, 4, []),
     "a host more": ({"hosts": {**HOSTS, "n3": "192.0.2.13"}}, 4, []),

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What serves each model name before and after a run, how much of it has to stay, and what changes take and give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.capacity import (
+    Capacity,
+    ModelService,
+    capacities,
+    services,
+    services_by_deployment,
+    shifts,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.members import (
+    InstanceResources,
+    RolloutInstance,
+)
+
+HERE = InstanceResources(frozenset(), frozenset())
+
+
+def member(name: str, models: str = "m", new: str | None = "m", **keys: Any) -> RolloutInstance:
+    """An instance that answers to these names now, and to those afterwards; new: None if it goes."""
+    given = {"deployment": name.rpartition("-")[0], "old": HERE, **keys}
+    return RolloutInstance(
+        "n1", name, new=HERE if new is not None else None, models=tuple((new or "").split()),
+        old_models=tuple(models.split()), **given,
+    )  # fmt: skip
+
+
+def coming(name: str, new: str = "m", **keys: Any) -> RolloutInstance:
+    """An instance that is not there yet."""
+    return member(name, "", new, **{"old": None, "in_service": False, **keys})
+
+
+A, B = member("a-0"), member("b-0")
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ([], []),
+        ([A], [("a", [("", "m")], {"n1/a-0"}, {"n1/a-0"})]),
+        ([A, B], [("a and b", [("", "m")], {"n1/a-0", "n1/b-0"}, {"n1/a-0", "n1/b-0"})]),
+        # Names of the same engines are one service, before and afterwards.
+        ([member("a-0", "m x", "m x")], [("a", [("", "m"), ("", "x")], {"n1/a-0"}, {"n1/a-0"})]),
+        ([member("a-0", "m x", "m")],
+         [("a", [("", "m")], {"n1/a-0"}, {"n1/a-0"}), ("a (x)", [("", "x")], {"n1/a-0"}, set())]),
+        ([member("a-0", "m", None)], [("a", [("", "m")], {"n1/a-0"}, set())]),
+        # Without load balancers the deployment counts.
+        ([member("a-0", "", "")], [("a", [("a", "")], {"n1/a-0"}, {"n1/a-0"})]),
+        # What comes serves afterwards; and before the first batch if it starts before that.
+        ([A, coming("b-0")], [("a", [("", "m")], {"n1/a-0"}, {"n1/a-0", "n1/b-0"})]),
+        ([A, coming("b-0", starts=True)], [("a and b", [("", "m")], {"n1/a-0", "n1/b-0"}, {"n1/a-0", "n1/b-0"})]),
+        ([member("a-0", "m", "x", starts=True)], [("a", [("", "x")], {"n1/a-0"}, {"n1/a-0"})]),
+        ([A, member("b-0", drained=True)], [("a and b", [("", "m")], {"n1/a-0", "n1/b-0"}, {"n1/a-0"})]),
+        # Servers of one engine count once.
+        ([member("a-0", engine="e", old_engine="f"), member("a-1", engine="e", old_engine="f")],
+         [("a", [("", "m")], {"f"}, {"e"})]),
+        ([member("a-0", engine="e", old_engine="f", starts=True)], [("a", [("", "m")], {"e"}, {"e"})]),
+    ],
+)  # fmt: skip
+def test_what_serves_each_name(
+    members: list[RolloutInstance], expected: list[tuple[str, list[tuple[str, str]], set[str], set[str]]]
+) -> None:
+    assert services(members) == tuple(
+        ModelService(label, tuple(names), frozenset(engines), frozenset(afterwards))
+        for label, names, engines, afterwards in expected
+    )
+
+
+def test_services_of_a_deployment() -> None:
+    """Those to which it belongs, and those that it joins."""
+    members = [member("a-0", "m x", "m x"), member("b-0", "x", "x"), coming("c-0"), coming("d-0", "new")]
+    assert services_by_deployment(members) == {"a": ("a", "a and b"), "b": ("a and b",), "c": ("a",)}
+
+
+SOME = [member(f"a-{at}") for at in range(4)]
+OUT = member("a-9", in_service=False)
+
+
+@pytest.mark.parametrize(
+    ("members", "keep", "expected"),
+    [
+        (SOME, None, Capacity(4, 4, 2)),
+        (SOME[:3], None, Capacity(3, 3, 2)),
+        (SOME, "100%", Capacity(4, 4, 4)),
+        (SOME, 9, Capacity(4, 4, 4)),
+        (SOME[:1], None, Capacity(1, 1, 0)),
+        (SOME[:1], "50%", Capacity(1, 1, 1)),
+        (SOME[:1], 0, Capacity(1, 1, 0)),
+        ([*SOME, OUT], None, Capacity(5, 4, 3)),
+        ([*SOME, coming("a-5", starts=True)], None, Capacity(5, 5, 3, 1)),
+        ([*SOME, coming("a-5")], None, Capacity(4, 4, 2)),
+        # No more than there will be.
+        ([*SOME[:1], *(member(f"a-{at}", "m", None) for at in (1, 2, 3))], None, Capacity(4, 4, 1)),
+        ([member(f"a-{at}", "m", None) for at in (1, 2)], None, Capacity(2, 2, 0, 0, False)),
+        # An engine is in service if all of its servers are.
+        ([member("a-0", old_engine="e"), member("a-1", old_engine="e", in_service=False), *SOME[2:]], None,
+         Capacity(3, 2, 2)),
+        ([coming("a-0", engine="e", starts=True), coming("a-1", engine="e", starts=True)], None, Capacity(1, 1, 0, 1)),
+    ],
+)  # fmt: skip
+def test_how_much_has_to_stay(members: list[RolloutInstance], keep: Any, expected: Capacity) -> None:
+    assert capacities(members, keep) == {"a": expected}
+
+
+def test_what_changes_take_and_give() -> None:
+    gone, comes, out = member("a-1", "m", None), coming("b-0"), member("a-2", in_service=False)
+    renamed = member("a-3", "m", "x")
+    members = [member("a-0"), gone, comes, out, renamed]
+    found = shifts(members)
+    assert [found.losses([item]) for item in members] == [{"a": 1}, {"a": 1}, {}, {}, {"a": 1}]
+    assert [found.gains([item]) for item in members] == [{"a": 1}, {}, {"a": 1}, {"a": 1}, {}]
+    assert (found.losses(members), found.gains(members)) == ({"a": 3}, {"a": 3})
+
+
+def test_an_engine_is_lost_and_gained_once() -> None:
+    pair = [member(f"a-{at}", "m x", "m x", engine="e", old_engine="f") for at in (0, 1)]
+    beside = member("b-0", "x", "x")
+    half = [pair[0], member("a-1", "m x", "m x", engine="e", old_engine="f", in_service=False)]
+    assert (shifts(half).losses(half[:1]), shifts(half).losses(half[1:])) == ({"a": 1}, {})
+    found = shifts([*pair, beside])
+    assert (found.losses(pair), found.gains(pair)) == ({"a": 1, "a and b": 1}, {"a": 1, "a and b": 1})
+    assert found.losses([beside]) == {"a and b": 1}

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edits that once lost requests, could not succeed, or were refused without need: each alone, and with another edit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+
+from tests.worlds.edited_fleet import Inventory, Site, carried_out, edited, planned, settled
+from tests.worlds.plan_world import deployment
+
+MODEL = "lab/tiny-llama"
+BALANCER = {"n1": "192.0.2.11"}
+HOSTS = {**BALANCER, "n2": "192.0.2.12"}
+ELSEWHERE = {"lb": "192.0.2.1"}
+FLAG = {"engine_args": {"max_num_seqs": 64}}
+
+
+def llama(**keys: Any) -> dict[str, Any]:
+    """Two instances on each host."""
+    return deployment(**{"gpus": [0, 1], "instances_per_host": 2, **keys})
+
+
+BASE = Inventory(HOSTS, BALANCER, (llama(),))
+
+
+def fewest(base: Inventory = BASE, site: Site | None = None, **changes: Any) -> dict[str, int]:
+    """The fewest engines of the model in service in each load balancer, by its name.
+
+    Nothing is violated on the way, and a second plan is empty.
+    """
+    inventory, before = edited(base, **changes), site or settled(base)
+    done = planned(inventory, before)
+    found = done.simulate()
+    assert found.violations == ()
+    assert planned(inventory, carried_out(done, inventory, before)).plan.changes == 0
+    return {balancer: count for (balancer, model), count in found.least.items() if model == MODEL}
+
+
+@pytest.mark.parametrize("more", [{}, FLAG, {"port": 8200}, {"gpus": [2, 3]}])
+def test_a_deployment_that_is_renamed_keeps_its_model_in_service(more: dict[str, Any]) -> None:
+    """Finding W1: the old name's instances stopped before those of the new one served."""
+    assert fewest(deployments=(llama(name="chat", **more),))["n1"] >= 2
+
+
+@pytest.mark.parametrize("more", [{}, FLAG, {"name": "chat"}, {"served_model_name": [MODEL, "chat"]}])
+def test_a_port_that_changes_is_asked_as_long_as_an_instance_listens_there(more: dict[str, Any]) -> None:
+    """Finding W2: load balancers asked instances at ports that these were to have later."""
+    assert fewest(deployments=(llama(port=8200, **more),))["n1"] >= 2
+    assert fewest(deployments=(llama(port=8001, **more),))["n1"] >= 2  # another one's as long as that runs
+
+
+@pytest.mark.parametrize("more", [{}, FLAG, {"port": 8200}, {"name": "chat"}])
+def test_a_second_load_balancer_changes_where_instances_listen(more: dict[str, Any]) -> None:
+    """Finding W7: its instances' addresses change, which was configured before they had them."""
+    both = {**BALANCER, **ELSEWHERE}
+    found = fewest(balancers=both, deployments=(llama(**more),))
+    assert found["n1"] >= 2
+
+
+@pytest.mark.parametrize("more", [{}, FLAG, {"port": 8200}, {"name": "chat"}])
+@pytest.mark.parametrize("balancers", [BALANCER, ELSEWHERE])
+def test_the_first_load_balancer_comes_before_what_changes_is_drained_from_it(
+    balancers: dict[str, str], more: dict[str, Any]
+) -> None:
+    """Finding L1: instances were drained from a load balancer that the run had yet to install."""
+    fewest(edited(BASE, balancers={}), balancers=balancers, deployments=(llama(**more),))
+
+
+# ---- what counts as capacity -------------------------------------------------------------------------
+
+AGAIN = {"n2": "192.0.2.12", "n3": "192.0.2.13"}
+FOUR = Inventory({**BALANCER, **AGAIN}, BALANCER, (llama(),), {"n2": "CPX", "n3": "CPX"})
+"""Two instances in the load balancer, and four on hosts that come back to the fleet."""
+
+
+def come_back() -> Site:
+    """What FOUR runs, after n2 and n3 had left the inventory: they serve on, and no load balancer sends requests."""
+    alone = edited(FOUR, hosts=BALANCER)
+    return Site(settled(FOUR).states, settled(alone).seen)
+
+
+@pytest.mark.parametrize("more", [{}, FLAG])
+@pytest.mark.parametrize("serial", [["100%"], [1]])
+def test_what_no_load_balancer_has_is_no_capacity(more: dict[str, Any], serial: list[Any]) -> None:
+    """Finding W8: six of six "served", so that no four of them were allowed to stop for another partition mode."""
+    inventory = edited(FOUR, modes={"n2": "SPX", "n3": "SPX"}, deployments=(llama(**more),))
+    found = planned(inventory, come_back(), partition_serial=serial).simulate(partition_serial=serial)
+    assert found.violations == ()
+    # Those of n2 and n3 serve in their new mode before the two of n1 change.
+    assert (found.required["n1", MODEL].first, found.least["n1", MODEL]) == (2, 2)
+
+
+def test_what_a_load_balancer_has_is_capacity() -> None:
+    """The same hosts with their instances in the load balancer may not stop all at once."""
+    inventory, site = edited(FOUR, modes={"n2": "SPX", "n3": "SPX"}), settled(FOUR)
+    with pytest.raises(FleetError, match="would leave 2, and 3 have to stay"):
+        planned(inventory, site, partition_serial=["100%"])
