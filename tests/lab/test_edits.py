@@ -9,6 +9,7 @@ from tests.worlds.edited_fleet import Inventory
 
 from .conftest import Lab
 from .edited import EditedLab, edited, machines
+from .helpers import LEFT_OUT
 
 CHAT = {"name": "ada", "gpus": [0], "instances_per_host": 1, "port": 8000, "served_model_name": "chat"}
 
@@ -37,7 +38,7 @@ def test_a_second_load_balancer_with_another_flag(fleet: EditedLab) -> None:
 
 
 def test_another_name_of_a_deployment(fleet: EditedLab) -> None:
-    """W1. The upgrade, as site.yml refuses nothing that it can do without a gap either."""
+    """W1. Both names of its servers are in the load balancers meanwhile."""
     step = fleet.edit(edited(fleet.inventory, {"name": "bob"}), "upgrade")
     assert "never fewer than 1 of 2" in step.run.out
 
@@ -51,3 +52,30 @@ def test_another_name_port_and_a_second_served_name(fleet: EditedLab) -> None:
     """W1 and W2 at once; clients of the former name are served meanwhile and afterwards."""
     change = {"name": "cyd", "port": 8100, "served_model_name": ["chat", "talk"]}
     fleet.edit(edited(fleet.inventory, change))
+
+
+def test_a_hold_ends_when_the_inventory_is_put_back(fleet: EditedLab) -> None:
+    """W3. Also where that changes no instance; while it lasts, a run says so and has its own exit code."""
+    good = fleet.inventory
+    bad = edited(good, {"port": 8300, "env": {"STANDIN_FAIL": "oom"}})
+    failed = fleet.carry_out(bad, "upgrade")
+    assert failed.run.rc == 2, failed.run.out[-4000:]
+    assert not failed.lost, failed.load
+    site = fleet.lab.play("deploy")
+    assert (site.rc, site.changed()) == (LEFT_OUT, []), site.out[-4000:]
+    fleet.edit(good)
+    fleet.edit(edited(good, {"engine_args": {"max_num_seqs": 24}}))
+
+
+def test_the_load_balancers_are_taken_away(fleet: EditedLab) -> None:
+    """W11. What still listens is named by every plan, and is taken down when asked."""
+    step = fleet.edit(edited(fleet.inventory, balancers={}))
+    assert "Not managed" in step.run.out
+    assert "Not managed" in fleet.lab.play("plan").out
+    done = fleet.lab.play("deploy", "-e", "remove_load_balancer=true")
+    assert done.rc == 0, done.out[-4000:]
+    for host in fleet.lab.hosts:
+        assert not fleet.lab.on(host, "ss -Hltn sport = :8443")
+    again = fleet.lab.play("deploy")
+    assert (again.rc, again.changed()) == (0, []), again.out[-4000:]
+    assert "Not managed" not in again.out

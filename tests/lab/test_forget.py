@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .conftest import Lab
 from .endpoint import Endpoint
 from .helpers import deployment, wait_for
 
+pytestmark = pytest.mark.deep
 STAYS, LEAVES = "lab-n1", "lab-n2"  # the first one has the load balancer too
 LIMIT = ("--limit", f"{STAYS},{LEAVES}")
 OWN = "ls -d /etc/instinct-fleet /etc/systemd/system/instinct-* /etc/sysctl.d/*instinct-fleet* 2>/dev/null; true"

@@ -40,7 +40,7 @@ def state(step: str, model: Any) -> dict[str, Any]:
                 for name in balancer.servers
             ]
             for balancer in model.balancers.values()
-            if balancer.exists and not balancer.absent
+            if balancer.exists
         },
     }  # fmt: skip
 
