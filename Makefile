@@ -79,7 +79,7 @@ lab-down: ## stop the lab's containers; images and weights stay
 	$(LAB) down
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test packages transfers lint types unit coverage labs lab-test deep parsers engines shapes quantizers payload generate docs bench mutants nightly
+.PHONY: test packages transfers lint types unit coverage labs lab-test deep parsers engines shapes quantizers payload generate docs bench mutants edits nightly
 test: packages venv ## lint, types, unit tests, sanity, lab tests; what it leaves to make nightly is marked deep
 	@# The labs come up meanwhile. Lab tests wait more than they compute: unit tests take what time they leave.
 	@$(MAKE) labs & labs=$$!; \
@@ -181,9 +181,13 @@ mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="s
 	$(BIN)/python -m tests.mutants $(MODULES) --seed $(or $(SEED),$(shell date +%F)) --count $(or $(COUNT),15) \
 	    --jobs $(or $(JOBS),2) --at-least 92
 
+# Each example is a fleet and five edits, one after the other.
+edits: venv-dev ## random edits of random fleets, planned and simulated (EDIT_EXAMPLES=4000)
+	EDIT_EXAMPLES=$(or $(EDIT_EXAMPLES),4000) $(BIN)/pytest tests/unit/simulation/test_random_edits.py -q --timeout=7200
+
 # What runs at night, and how long each may take; all run, whatever fails.
-NIGHTLY := 60m:test 240m:deep 60m:bench 40m:parsers 60m:engines 40m:shapes 40m:quantizers 90m:mutants 20m:demo
-nightly: ## make test, and all that is too long for it: deep, bench, parsers, engines, shapes, quantizers, mutants, the demo
+NIGHTLY := 60m:test 240m:deep 90m:edits 60m:bench 40m:parsers 60m:engines 40m:shapes 40m:quantizers 90m:mutants 20m:demo
+nightly: ## make test, and all that is too long for it: deep, edits, bench, parsers, engines, shapes, quantizers, mutants, the demo
 	@failed=; for job in $(NIGHTLY); do \
 	    timeout --kill-after=1m $${job%%:*} $(MAKE) $${job##*:} || failed="$$failed $${job##*:}"; \
 	done; test -z "$$failed" || { echo "nightly: failed or over its time:$$failed"; exit 1; }
