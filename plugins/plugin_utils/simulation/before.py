@@ -112,7 +112,10 @@ def first_model(plan: FleetPlan, known: Templates) -> FleetModel:
     instances = [item for host in plan.hosts for item in _observed(host.host, known)]
     here = {host.host.name for host in plan.hosts}
     lost = {name for name, _unused in (*plan.unreachable, *plan.excluded)}
-    balancers = [*map(_balancer, plan.balancers), *map(_former, plan.former)]
+    balancers = [
+        *map(_balancer, plan.balancers),
+        *(_former(item, plan.balancers) for item in plan.former),
+    ]
     outside: dict[Instance, Running] = {}
     for balancer in balancers:
         for server in balancer.servers.values():
@@ -155,12 +158,22 @@ def _outside(server: BackendServer) -> Running:
     )
 
 
-def _former(former: FormerBalancer) -> SimulatedBalancer:
+def _former(former: FormerBalancer, others: Iterable[BalancerPlan]) -> SimulatedBalancer:
     """Return a load balancer that is not in the group: it sends requests, and nobody drains anything in it."""
     found = SimulatedBalancer(former.host, absent=True)
     found.configure(seen_servers(former.config))
-    found.exists = bool(former.observed and former.observed.running)
+    found.unproven.clear()
+    if former.observed:
+        found.exists = former.observed.running
+        found.drained = set(former.observed.drained) & found.servers.keys()
+        sent = former.observed.files.get(INSTANCE_MAP)
+        found.key = PRESENT if sent and sent in map(_sent, others) else FORMER if sent else ""
     return found
+
+
+def _sent(plan: BalancerPlan) -> str:
+    """Return the hash of the file with the key that a load balancer sends; "" if that is not made yet."""
+    return text_hash(plan.instance_key.map) if plan.instance_key.map is not None else ""
 
 
 def _balancer(plan: BalancerPlan) -> SimulatedBalancer:
@@ -180,6 +193,5 @@ def _balancer(plan: BalancerPlan) -> SimulatedBalancer:
     )
     key = plan.instance_key
     if key.sent:
-        here = text_hash(key.map) if key.map is not None else ""
-        found.key = PRESENT if observed.files.get(INSTANCE_MAP) == here else FORMER
+        found.key = PRESENT if observed.files.get(INSTANCE_MAP) == _sent(plan) else FORMER
     return found

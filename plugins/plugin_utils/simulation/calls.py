@@ -73,21 +73,30 @@ def _servers(context: SimulatedRun, args: Args) -> Iterable[tuple[str, str]]:
         for name in entry["servers"]:
             if name not in balancer.servers:
                 context.violate(NEEDS, f"load balancer {balancer.name} has no server {name}")
-            elif balancer.servers[name].of not in balancer.by_operator:
+    yield from _known_servers(context, args)
+
+
+def _known_servers(context: SimulatedRun, args: Args) -> Iterable[tuple[str, str]]:
+    """Yield those that exist, and that the operator has not drained."""
+    for entry in args["servers"]:
+        balancer = context.model.balancers.get(entry["balancer"])
+        if balancer is None or not balancer.exists:
+            continue
+        for name in entry["servers"]:
+            if name in balancer.servers and balancer.servers[name].of not in balancer.by_operator:
                 yield balancer.name, name
 
 
-def _drain(context: SimulatedRun, _host: str, args: Args) -> None:
-    if args["state"] != "ready":
-        for balancer, name in _servers(context, args):
-            context.model.set_drained(balancer, name, drained=True)
+def _set_state(context: SimulatedRun, _host: str, args: Args) -> None:
+    for balancer, name in _servers(context, args):
+        context.model.set_drained(balancer, name, drained=args["state"] != "ready")
 
 
-def _undrain(context: SimulatedRun, _host: str, args: Args) -> None:
+def _returned(context: SimulatedRun, _host: str, args: Args) -> None:
     if args["state"] != "ready":
         return
-    for balancer, name in _servers(context, args):
-        context.model.set_drained(balancer, name, drained=False)
+    for balancer, name in _known_servers(context, args):
+        context.model.prove(balancer)
         if args.get("wait", 1) and not context.model.serves(balancer, name):
             context.violate(
                 NEEDS, f"load balancer {balancer} waits for {name}, whose instance does not answer there"
@@ -177,7 +186,7 @@ def _measure(context: SimulatedRun, host: str, args: Args) -> None:
 
 CALLS: dict[str, Call] = {
     "": Call(),
-    "balancer_server": Call(_drain, _undrain),
+    "balancer_server": Call(_set_state, _returned),
     "vllm_server": Call(_stop, _start),
     "canary": Call(_measure),
     "measurement": Call(_measure),

@@ -61,8 +61,8 @@ class SimulatedBalancer:
     """A load balancer: its servers by "backend/server", those that are drained, and the key that it sends.
 
     exists: it has a configuration. absent: this run neither asks nor configures it, as it is not in its group.
-    unproven: servers that were configured just now, and whose instances have not been checked since. at: its servers by
-    host and port.
+    unproven: servers that were configured or returned just now, and whose instances have not been checked since.
+    at: its servers by host and port.
     """
 
     name: str
@@ -160,7 +160,7 @@ class FleetModel:
             self._count(balancer, instance)
 
     def prove(self, name: str) -> None:
-        """Have a load balancer check what it was configured with."""
+        """Have a load balancer check the servers that it was configured with, or that returned."""
         balancer = self.balancers[name]
         balancer.unproven.clear()
         for instance in self._behind(balancer):
@@ -174,8 +174,10 @@ class FleetModel:
             self._count(balancer, instance)
 
     def set_drained(self, name: str, server: str, drained: bool) -> None:
-        """Drain a server of a load balancer, or return it to service."""
+        """Drain a server of a load balancer, or let it return to service once it has been checked (prove)."""
         balancer = self.balancers[name]
+        if not drained and server in balancer.drained:
+            balancer.unproven.add(server)
         (balancer.drained.add if drained else balancer.drained.discard)(server)
         for instance in self._at.get(self._port(balancer, balancer.servers[server]), ()):
             self._count(balancer, instance)

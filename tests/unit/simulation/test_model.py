@@ -149,6 +149,8 @@ def test_a_port_is_that_of_whoever_listens_there() -> None:
     model.set_drained("lb", "b/n1.llama-1:8001", True)
     assert (model.counts["lb", "m"], model.asked(("n1", "llama-0"))) == (0, [])
     model.set_drained("lb", "b/n1.llama-1:8001", False)
+    assert model.counts["lb", "m"] == 0  # until it has been checked
+    model.prove("lb")
     assert model.counts["lb", "m"] == 1
 
 
