@@ -7,7 +7,7 @@ effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,21 +63,8 @@ class Call:
 # ---- load balancers ----------------------------------------------------------------------------------
 
 
-def _servers(context: SimulatedRun, args: Args) -> Iterable[tuple[str, str]]:
-    """Yield the servers that a call is about, each with its load balancer; those that do not exist break a rule."""
-    for entry in args["servers"]:
-        balancer = context.model.balancers.get(entry["balancer"])
-        if balancer is None or not balancer.exists:
-            context.violate(NEEDS, f"load balancer {entry['balancer']} is asked before it is configured")
-            continue
-        for name in entry["servers"]:
-            if name not in balancer.servers:
-                context.violate(NEEDS, f"load balancer {balancer.name} has no server {name}")
-    yield from _known_servers(context, args)
-
-
-def _known_servers(context: SimulatedRun, args: Args) -> Iterable[tuple[str, str]]:
-    """Yield those that exist, and that the operator has not drained."""
+def _servers(context: SimulatedRun, args: Args) -> Iterator[tuple[str, str]]:
+    """Yield the servers that a call is about, each with its load balancer, but those that the operator drained."""
     for entry in args["servers"]:
         balancer = context.model.balancers.get(entry["balancer"])
         if balancer is None or not balancer.exists:
@@ -88,14 +75,21 @@ def _known_servers(context: SimulatedRun, args: Args) -> Iterable[tuple[str, str
 
 
 def _set_state(context: SimulatedRun, _host: str, args: Args) -> None:
-    for balancer, name in _servers(context, args):
-        context.model.set_drained(balancer, name, drained=args["state"] != "ready")
+    for entry in args["servers"]:
+        balancer = context.model.balancers.get(entry["balancer"])
+        if balancer is None or not balancer.exists:
+            context.violate(NEEDS, f"load balancer {entry['balancer']} is asked before it is configured")
+            continue
+        for name in (name for name in entry["servers"] if name not in balancer.servers):
+            context.violate(NEEDS, f"load balancer {balancer.name} has no server {name}")
+    for name, server in _servers(context, args):
+        context.model.set_drained(name, server, drained=args["state"] != "ready")
 
 
 def _returned(context: SimulatedRun, _host: str, args: Args) -> None:
     if args["state"] != "ready":
         return
-    for balancer, name in _known_servers(context, args):
+    for balancer, name in _servers(context, args):
         context.model.prove(balancer)
         if args.get("wait", 1) and not context.model.serves(balancer, name):
             context.violate(
