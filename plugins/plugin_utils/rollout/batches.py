@@ -98,22 +98,28 @@ def plan_rollout(
         going = tuple(group for group in groups if group.rank == REMOVAL)
         removals += [ScheduledGroups(name, going)] if going else []
     turns, problems, warnings = schedule(queues, removals, Room(capacity))
-    batches = tuple(_batch(number, turn, members) for number, turn in enumerate(turns, 1))
+    batches = tuple(_batch(number, turns, members) for number in range(1, len(turns) + 1))
     return Rollout(batches, capacity, services_by_deployment(members), warnings), problems
 
 
-def _batch(number: int, turn: ScheduledGroups, members: Sequence[RolloutInstance]) -> Batch:
+def _batch(number: int, turns: Sequence[ScheduledGroups], members: Sequence[RolloutInstance]) -> Batch:
     """Return a batch; the first one of a deployment measures its canary, and a reference if one can be spared."""
+    turn = turns[number - 1]
     if not turn.canary:
         return Batch(number, turn.deployment, turn.groups)
     (group,) = turn.groups
     reference = _reference(group, members)
     if reference:
-        labels = shifts(members).losses([reference])
-        spare = all(turn.left.get(label, 0) - count >= 0 for label, count in labels.items())
-        reference = (
-            reference if spare else None
-        )  # else it would be one engine more out of service than allowed
+        shifted = shifts(members)
+        changed = any(
+            item.id == reference.id
+            for earlier in turns[: number - 1]
+            for one in earlier.groups
+            for item in one.members
+        )
+        labels = (shifted.gains if changed else shifted.losses)([reference])
+        if any(turn.left.get(label, 0) < count for label, count in labels.items()):
+            reference = None  # else it would be one engine more out of service than allowed
     return Batch(number, turn.deployment, turn.groups, _canary_instance(group), reference)
 
 
