@@ -90,6 +90,11 @@ class Inventory:
     machines: Mapping[str, Sequence[str]] = field(default_factory=lambda: MACHINES)
 
 
+def address(name: str) -> str:
+    """The address of a machine."""
+    return MACHINES[name][0]
+
+
 @dataclass
 class Site:
     """What the inventory's hosts have. states: node_state of GPU hosts; seen: of load balancers; None: no answer."""

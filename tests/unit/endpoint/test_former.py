@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worlds.balancer_world import NEVER, found
-from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, edited, planned, settled
-from tests.worlds.edits import address
+from tests.worlds.edited_fleet import Inventory, Planned, Site, address, carried_out, edited, planned, settled
 from tests.worlds.plan_world import deployment
 
 HOSTS = {"n1": address("n1"), "n2": address("n2")}
