@@ -181,7 +181,7 @@ class Lab:
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/lab/callback"),
-            "ANSIBLE_CALLBACKS_ENABLED": "recorder",
+            "ANSIBLE_CALLBACKS_ENABLED": "recorder,instinct.fleet.exit_code",
             "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_TIMEOUT": "40",  # a node, and sudo on it, may be starved for longer than a server's
             "FLEET_RECORD": str(record),

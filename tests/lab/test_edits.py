@@ -48,6 +48,7 @@ def test_another_port(fleet: EditedLab) -> None:
     fleet.edit(edited(fleet.inventory, {"port": 8200}))
 
 
+@pytest.mark.deep
 def test_another_name_port_and_a_second_served_name(fleet: EditedLab) -> None:
     """W1 and W2 at once; clients of the former name are served meanwhile and afterwards."""
     change = {"name": "cyd", "port": 8100, "served_model_name": ["chat", "talk"]}
