@@ -245,7 +245,9 @@ class EditedLab:
     def _states(self, path: Path) -> Iterator[None]:
         before = self.lab.env
         self.lab.env = {
-            **before, "FLEET_STATES": str(path), "ANSIBLE_CALLBACKS_ENABLED": "recorder,simulated,instinct.fleet.exit_code",
+            **before,
+            "FLEET_STATES": str(path),
+            "ANSIBLE_CALLBACKS_ENABLED": "recorder,simulated,instinct.fleet.exit_code",
         }  # fmt: skip
         try:
             yield
