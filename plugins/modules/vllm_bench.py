@@ -36,13 +36,13 @@ options:
     default: serve
   targets:
     description:
-      - The instances to measure, from the plan.
-      - The module reads C(name), C(deployment), C(model), C(commit), C(served_model), C(image), C(vllm), C(port),
+      - What to measure, from the plan.
+      - It reads C(name), C(deployment), C(model), C(commit), C(served_model), C(image), C(vllm), C(port),
         C(argv) and C(server.container).
       - For an instance of a stored generation, C(generation) replaces C(server).
-      - C(client), a map of C(image) and C(vllm), sets another image for the client, which must be on the node.
-      - C(endpoint), a map of C(balancer) and C(url), sends the requests through that load balancer. The action plugin
-        adds its key and certificate. C(deployments) names several that answer, with colons between.
+      - C(client), with C(image) and C(vllm), sets another image for the client; it must be on the node.
+      - C(endpoint), with C(balancer) and C(url), sends the requests through that load balancer. The action plugin
+        adds its key and certificate. C(deployments) names those that answer.
     type: list
     elements: dict
     default: []

@@ -56,7 +56,6 @@ class BenchmarkTarget:
         body: create body of the instance's container
         client: image of the benchmark client, if it differs from the instance's
         job: what is measured
-        deployment: several with colons between, where an endpoint has them behind one name
         endpoint: load balancer to measure in place of the instance: url, key and ca (certificates), "" where unused
     """
 

@@ -241,7 +241,14 @@ BATCH = {"number": 1, "phases": ["stop"], "awaits": [], "all_hosts": [], "hosts"
 def test_stop_yml_stops_nothing_that_it_may_not_drain(node: BalancerNode, place: Path) -> None:
     """Also where the plan did not know better: another one drained meanwhile, as here n1."""
     part = {
-        "rollout": {"operation": "stop", "batches": [BATCH], "steps": {"1": STEP}, "soak": 0, "finish": None}
+        "rollout": {
+            "operation": "stop",
+            "batches": [BATCH],
+            "steps": {"1": STEP},
+            "soak": 0,
+            "finish": None,
+            "ignored": [],
+        }
     }
     site = Site(place, [node], HOSTS, {"vllm_server": NOTED}, todo_rollout={"n2": {"fleet_host_plan": part}})
     noted = place / "noted"
@@ -326,5 +333,5 @@ def _measurement(node: BalancerNode, host: str) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "operation": "benchmark", "batches": batches, "steps": {str(number): found}, "soak": 0, "finish": None,
-        "measured_hosts": list(HOSTS), "returned": mine,
+        "ignored": [], "measured_hosts": list(HOSTS), "returned": mine,
     }  # fmt: skip

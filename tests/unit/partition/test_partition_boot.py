@@ -16,13 +16,13 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import (
+    PARTITION_LINK,
     PARTITION_PROGRAM,
     PARTITION_RECORD,
+    PARTITION_UNIT,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.partition import boot_unit
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import (
-    LINK,
-    UNIT,
     converge,
     default,
 )
@@ -270,15 +270,17 @@ def test_installed_changed_and_removed(tmp_path: Path) -> None:
         assert result["changed"] is bool(result["actions"])
         return result["actions"]
 
-    everything = [f"write {name}" for name in (PARTITION_RECORD, PARTITION_PROGRAM, UNIT)] + [f"link {LINK}"]
+    everything = [f"write {name}" for name in (PARTITION_RECORD, PARTITION_PROGRAM, PARTITION_UNIT)] + [
+        f"link {PARTITION_LINK}"
+    ]
     assert run(CPX, check=True) == everything
-    assert not os.path.exists(path(UNIT))
+    assert not os.path.exists(path(PARTITION_UNIT))
     assert commands == []
     assert run(CPX) == everything
     assert commands == [["systemctl", "daemon-reload"]]
     assert run(CPX) == []
     assert os.stat(os.path.dirname(path(PARTITION_PROGRAM))).st_mode & 0o077 == 0
-    assert "Before=docker.service" in Path(path(UNIT)).read_text()
+    assert "Before=docker.service" in Path(path(PARTITION_UNIT)).read_text()
     assert run(Record("NPS4", CPX.compute)) == [f"write {PARTITION_RECORD}"]
     # A change by hand is followed, as the next boot would undo it otherwise.
     for by_hand in (World(2, "NPS1", "DPX"), World(2)):
@@ -288,7 +290,7 @@ def test_installed_changed_and_removed(tmp_path: Path) -> None:
     assert len(run(own, check=True)) == len(run(own)) == 4
     assert run(own) == []
     assert follow(path, World(2, "NPS1", "DPX").gpus()) == []  # nothing is kept
-    assert not os.path.lexists(path(LINK))
+    assert not os.path.lexists(path(PARTITION_LINK))
 
 
 def test_the_program_runs_by_itself(tmp_path: Path) -> None:

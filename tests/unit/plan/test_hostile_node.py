@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -139,12 +140,14 @@ def directives(made: FleetPlan) -> set[tuple[str, str]]:
         for files in (plan.files, plan.files_before):
             for line in files["haproxy.cfg"].splitlines():
                 if line[:1] not in ("", " ", "#"):
-                    section = line
+                    section = NUMBERED.sub("", line)
                 found.add((section, line.split()[0] if line.split() else ""))
     return found
 
 
 OTHERS = ("n1", "n3")
+# A record may say that its instances answer to other names: these get a backend of their own, of the same form.
+NUMBERED = re.compile(r"(?<=^backend llama):\d+$")
 
 
 def without_texts(data: dict[str, Any]) -> list[Any]:
@@ -197,7 +200,10 @@ def test_requests_go_where_the_inventory_says(listen: str) -> None:
         if backend.name == "llama"
         for server in backend.members
     }
-    assert targets == {"n1": "192.0.2.11:8000", "n2": "192.0.2.12:8000", "n3": "192.0.2.13:8000"}
+    expected = {"n1": "192.0.2.11:8000", "n2": "192.0.2.12:8000", "n3": "192.0.2.13:8000"}
+    if listen == "127.0.0.1":  # of its own host, where this load balancer is not
+        del expected["n2"]
+    assert targets == expected
 
 
 def test_a_model_of_another_deployment_excludes_who_claims_it() -> None:

@@ -27,7 +27,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.reasons imp
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import Rank
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import MeasurementFailure
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import BatchVerdict
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.judge import BatchVerdict
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import DeploymentSummary
 from ansible_collections.instinct.fleet.plugins.plugin_utils.status.rows import StatusRow
 
@@ -47,8 +47,8 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
         for written, keys in (
             (Generation("llama", 1), GENERATION),
             (GenerationMember("llama-0", "abc", 8000), MEMBER),
-            (Hold(1, "it is slower"), "generation why since"),
-            (OpenRollout(2, "it was upgraded"), "generation why since units baseline"),
+            (Hold(1, "it is slower"), "generation why since failed together"),
+            (OpenRollout(2, "it was upgraded"), "generation why since units baseline before"),
             (ImageSoftware("0.20.2"), "vllm platform rocm pytorch python gfx"),
             (Reply("yes"), "text error"),
             (
@@ -76,7 +76,7 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
             (MeasurementFailure("n1", "llama-0", "no"), "host what message"),
             (
                 BatchVerdict(False, False, "", ""),
-                "stop back why told phases steps hosts turned resumable missed",
+                "stop back why told phases hold_why hosts turned resumable missed",
             ),
             (
                 StatusRow("llama", "n1", "llama-0", "serving"),
@@ -106,7 +106,9 @@ def test_the_values_are_those_of_the_keys() -> None:
     for kind, keys in ((Hold, "why since"), (OpenRollout, "why since")):
         held = {"generation": 2, **{key: f"<{key}>" for key in keys.split()}}
         if kind is OpenRollout:
-            held |= {"units": [1], "baseline": {"a": 1}}
+            held |= {"units": [1], "baseline": {"a": 1}, "before": 1}
+        else:
+            held |= {"failed": [3], "together": ["chat"]}
         assert kind.from_json(held).to_json() == held
 
 
@@ -122,7 +124,7 @@ def test_the_store_of_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ru
     files = {file.name: json.loads(file.read_text(encoding="utf-8")) for file in found.iterdir()}
     assert sorted(files) == ["1.json", "state.json", "summary.json"]
     assert set(files["state.json"]) == {"schema", "held", "trial", "lifted", "ended"}
-    assert set(files["state.json"]["held"]) == {"generation", "why", "since"}
+    assert set(files["state.json"]["held"]) == {"generation", "why", "since", "failed", "together"}
     assert set(files["1.json"]) == set(GENERATION.split())
     assert set(files["1.json"]["members"][0]) == {*MEMBER.split(), "server", "described"}
     assert set(files["summary.json"]) == {"schema", "kept"}
