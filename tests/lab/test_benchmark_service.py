@@ -266,10 +266,10 @@ def test_the_same_command_goes_on_and_measures_nothing_twice(both: Endpoint) -> 
     lab = both.lab
     assert lab.killed_at("Measure serving", "benchmark", times=3, later=0)
     (name,) = unfinished(lab)
-    other = lab.play("benchmark", "--check", "-e", "benchmark_repeat=1")
+    other = lab.play("benchmark", "--check", "-e", "benchmark_repeat=2")
     assert f"leaves run {name}, begun" in said(other)
     assert "it measures something else (other benchmark_repeat)" in said(other)
-    refused = lab.play("benchmark", "-e", "benchmark_repeat=1", "-e", f"benchmark_run={name}")
+    refused = lab.play("benchmark", "-e", "benchmark_repeat=2", "-e", f"benchmark_run={name}")
     assert refused.rc == 2
     assert f"run {name}, begun" in said(refused)
     begun = time.time()

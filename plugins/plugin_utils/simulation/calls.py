@@ -90,7 +90,7 @@ def _returned(context: SimulatedRun, _host: str, args: Args) -> None:
     if args["state"] != "ready":
         return
     for balancer, name in _servers(context, args):
-        context.model.prove(balancer)
+        context.model.prove(balancer, [name])
         if args.get("wait", 1) and not context.model.serves(balancer, name):
             context.violate(
                 NEEDS, f"load balancer {balancer} waits for {name}, whose instance does not answer there"

@@ -159,12 +159,14 @@ class FleetModel:
         for instance in before | self._behind(balancer):
             self._count(balancer, instance)
 
-    def prove(self, name: str) -> None:
-        """Have a load balancer check the servers that it was configured with, or that returned."""
+    def prove(self, name: str, servers: Iterable[str] | None = None) -> None:
+        """Have a load balancer check servers that it was configured with, or that returned; by default all of them."""
         balancer = self.balancers[name]
-        balancer.unproven.clear()
-        for instance in self._behind(balancer):
-            self._count(balancer, instance)
+        proven = balancer.unproven.intersection(balancer.unproven if servers is None else servers)
+        balancer.unproven -= proven
+        for server in proven:
+            for instance in self._at.get(self._port(balancer, balancer.servers[server]), ()):
+                self._count(balancer, instance)
 
     def remove_balancer(self, name: str) -> None:
         """Have a load balancer exist no more."""
