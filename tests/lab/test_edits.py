@@ -66,7 +66,6 @@ def test_a_hold_ends_when_the_inventory_is_put_back(fleet: EditedLab) -> None:
     site = fleet.lab.play("deploy")
     assert (site.rc, site.changed()) == (LEFT_OUT, []), site.out[-4000:]
     fleet.edit(good)
-    fleet.edit(edited(good, {"engine_args": {"max_num_seqs": 24}}))
 
 
 def test_the_load_balancers_are_taken_away(fleet: EditedLab) -> None:

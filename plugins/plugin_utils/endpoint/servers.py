@@ -150,8 +150,9 @@ def wanted_servers(
 ) -> tuple[tuple[BackendServer, ...], list[Problem], tuple[str, ...]]:
     """Return the servers of a load balancer after the run, problems, and deployments that it does not reach.
 
-    It keeps those on hosts of the fleet that this run does not plan. What runs as it was recorded, and listens where
-    this load balancer cannot reach it, is left to the others, until a run changes it.
+    It keeps those on hosts of the fleet that this run does not plan, and of instances that it leaves as they are. What
+    runs as it was recorded, and listens where this load balancer cannot reach it, is left to the others, until a run
+    changes it.
     """
     found: dict[Place, BackendServer] = {}
     problems: list[Problem] = []
@@ -168,7 +169,7 @@ def wanted_servers(
     planned = {gpu_host.host: gpu_host for gpu_host in gpu_hosts if gpu_host.complete}
     instances = {server.of for server in found.values()}
     kept = []
-    for server in seen_servers(host.observed.config if host.observed else {}).values():
+    for server in present_servers(host, gpu_hosts):
         plan = planned.get(server.host)
         if server.host in fleet and (plan is None or server.instance in plan.untouched):
             kept += [server] if server.of not in instances else []

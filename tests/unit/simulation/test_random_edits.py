@@ -146,7 +146,11 @@ def held_and_left(
     told = f"{told}, {batch['text']} failed its verdict in {phase}"
     event("a release is turned back")
     back = mishaps.turned_back(done, inventory, site, failed)
-    again = planned(inventory, back, done.operation)
+    try:
+        again = planned(inventory, back, done.operation)
+    except FleetError as error:  # what is left to do would take too many out of service
+        refused(error)
+        return site
     if again.plan.excluded:  # only what other edits of the same commit have taken from a host
         assert all("is held, but cannot run" in why for _host, why in again.plan.excluded), told
         return site
