@@ -190,7 +190,7 @@ def answered_servers(
         for item in gpu_host.present:
             if item.headless:
                 continue
-            for where in {gpu_host.host, gpu_host.address}:
+            for where in dict.fromkeys((gpu_host.host, gpu_host.address)):
                 listening[where, item.port] = gpu_host.host, item.name
     found: dict[Instance, list[str]] = {}
     for name, server in names_of(during).items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 from ...module_utils.common.errors import Problem
@@ -277,7 +276,7 @@ def _claims(servers: Iterable[BackendServer]) -> _Claims:
     """Return the names that each instance which listens at a port answers to, by the port's host and by its address."""
     found: dict[tuple[str, int], dict[int, tuple[str, ...]]] = {}
     for number, server in enumerate(servers):
-        for where in {server.host, server.address}:
+        for where in dict.fromkeys((server.host, server.address)):
             found.setdefault((where, server.port), {})[number] = server.models
     return found
 
@@ -295,8 +294,9 @@ def _numbered(servers: Sequence[BackendServer]) -> Iterator[BackendServer]:
     """Yield the servers with names that no two of them share; those that come first keep theirs."""
     taken: set[str] = set()
     for server in servers:
-        numbered = (replace(server, number=number) for number in count(server.number))
-        named = next(one for one in numbered if one.name not in taken)
+        named = server
+        while named.name in taken:
+            named = replace(named, number=named.number + 1)
         taken.add(named.name)
         yield named
 

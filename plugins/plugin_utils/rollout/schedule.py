@@ -79,13 +79,23 @@ class Queue:
         if canary and len(self.sizes) > 1:
             self.sizes = self.sizes[1:]  # the canary is the first batch
 
-    def next(self, room: Room, forced: bool = False) -> ScheduledGroups | None:
-        """Take the groups that change next; None if none can at present. forced: the first one does all the same."""
+    def next(self, room: Room) -> ScheduledGroups | None:
+        """Take the groups that change next; None if none can at present."""
+        able = self._able()
+        candidates = able[:1] if self.canary else able
+        first = next((group for group in candidates if room.fits([group])), None)
+        return self._turn(first, able, room) if first else None
+
+    def forced(self, room: Room) -> ScheduledGroups:
+        """Take the group that comes next, although it does not fit."""
+        able = self._able()
+        return self._turn(able[0], able, room)
+
+    def _able(self) -> list[ChangeGroup]:
         waiting = {group.key for group in self.rest}
-        able = [group for group in self.rest if group.after.isdisjoint(waiting)]
-        first = able[0] if self.canary or forced else next((one for one in able if room.fits([one])), None)
-        if first is None or not (forced or room.fits([first])):
-            return None
+        return [group for group in self.rest if group.after.isdisjoint(waiting)]
+
+    def _turn(self, first: ChangeGroup, able: Sequence[ChangeGroup], room: Room) -> ScheduledGroups:
         if self.canary:
             groups, size = [first], 1
         else:
@@ -137,8 +147,7 @@ def schedule(
                 take(turn)
         if len(turns) == before:
             queue = next(queue for queue in queues if queue.rest)
-            turn = queue.next(room, forced=True)
-            assert turn is not None
+            turn = queue.forced(room)
             problems.extend(_oversized(turn.groups[0], room, reported))
             take(turn)
     for turn in removals:

@@ -252,7 +252,7 @@ class Playbook:
     def run_phases(self, batch: Mapping[str, Any], phases: Iterable[str]) -> None:
         """Run phases of a batch; all of its hosts go through each phase together."""
         changing = [
-            (host, name) for unit in batch["units"] for host, _, name in (one.partition("/") for one in unit)
+            (host, name) for unit in batch["units"] for host, name in (one.split("/", 1) for one in unit)
         ]
         for phase in phases:
             calls = []
