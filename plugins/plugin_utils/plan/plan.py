@@ -109,7 +109,8 @@ def foreign_model_names(
 ) -> dict[str, str]:
     """Return the hosts with a record that takes the model of another deployment, each with the reason.
 
-    What a load balancer asks an instance for already was given to it by an earlier inventory.
+    What a load balancer asks an instance for already was given to it by an earlier inventory. So was what it serves
+    while both deployments are held together: the inventory's edit, which gives the model to the other one, was undone.
     """
     asked = {
         (server.of, model)
@@ -131,7 +132,10 @@ def foreign_model_names(
             made = item.generation if isinstance(item, RecordedInstance) and recorded else None
             for model in made.models if made and made.endpoint else ():
                 known_to_ask = ((stages.host.name, item.name), model) in asked
-                if made and made.deployment not in owners.get(model, {made.deployment}) and not known_to_ask:
+                others = owners.get(model, {made.deployment}) if made else set()
+                if made and made.deployment not in others and not (
+                    known_to_ask or all(held_together(fleet, made.deployment, other) for other in others)
+                ):
                     claims.setdefault(made.deployment, {})[stages.host.name] = model
     return {
         host: f"by its record {name} serves the model {model}, which the inventory gives to another deployment. Delete "
@@ -140,6 +144,23 @@ def foreign_model_names(
         if name in known or len(found) == 1  # else it was renamed, and what runs has the old name
         for host, model in found.items()
     }
+
+
+def held_together(fleet: Fleet, one: str, other: str) -> bool:
+    """Return whether two deployments were turned back together, by the records of every host that has one of them.
+
+    All have to say it, as one node may say anything of its own instances.
+    """
+    for host in fleet.hosts:
+        histories = {item.deployment: item for item in host.state.generations} if host.state else {}
+        defined = {item.name for item in host.deployments}
+        for name, partner in ((one, other), (other, one)):
+            history = histories.get(name)
+            if name not in defined and not (history and history.kept):
+                continue
+            if not (history and history.held and partner in history.held.together):
+                return False
+    return True
 
 
 def _excluded_hosts(fleet: Fleet) -> Iterable[Problem]:

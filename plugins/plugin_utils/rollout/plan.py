@@ -496,7 +496,7 @@ class _HostRollout:
         return Work(
             servers=[self.server(name) for name in comes],
             remove=[name for name in names if name in gone],
-            leave=self._servers(leaving=[*names, *reference]),
+            leave=self._servers(leaving=[*names, *as_old], entering=as_new),
             enter=self._servers(entering=[*comes, *as_new], returning=map(self.known, as_old)),
             old_servers=[known.server for known in back.values() if known],
             old_remove=[name for name, known in back.items() if known is None and name not in self.running],

@@ -28,7 +28,7 @@ def earlier_generations(revisions: Revisions, hosts: Sequence[Host]) -> dict[str
 
 def _earlier(revision: RevisionChange, hosts: Sequence[Host]) -> int:
     source, name, number = revision.source, revision.deployment, revision.generation or 0
-    if source.held:
+    if source.held and source.held.generation != number:
         return source.held.generation  # others that run were turned back
     if source.trial and source.trial.before is not None:
         return source.trial.before
