@@ -75,9 +75,10 @@ class EditedLab:
         there = [address for addresses in self.inventory.machines.values() for address in addresses]
         secrets = self.lab.inventory / ".secrets"
         secrets.mkdir(mode=0o700, exist_ok=True)
-        (secrets / "endpoint.pem").write_text(
-            self_signed([*there, LAB.address(90), LAB.address(91)]), encoding="utf-8"
-        )
+        if not (secrets / "endpoint.pem").exists():  # the clients trust it
+            (secrets / "endpoint.pem").write_text(
+                self_signed([*there, LAB.address(90), LAB.address(91)]), encoding="utf-8"
+            )
         (secrets / "endpoint.pem").chmod(0o600)
         known = [line.split(" ", 1) for line in LAB.known_hosts.read_text(encoding="utf-8").splitlines()]
         lines = []

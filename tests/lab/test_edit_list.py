@@ -104,23 +104,42 @@ def swapped(key: str) -> Edit:
     return after
 
 
-def spans(inventory: Inventory) -> Inventory:
-    """The second deployment becomes one engine over two hosts."""
-    first, second = inventory.deployments[:2]
+def spanning(inventory: Inventory) -> Inventory:
+    """An engine over two hosts beside the instances of the second deployment, under its name."""
+    second = inventory.deployments[1]
     over = {
         "nodes": 2,
         "pipeline_parallel_size": 2,
         "tensor_parallel_size": 1,
         "hosts": sorted(inventory.hosts)[:2],
     }
-    return replace(inventory, deployments=(first, {**second, **over}))
+    engine = {**second, **over, "name": "gus", "gpus": [4], "port": 8400}
+    return replace(inventory, deployments=(*inventory.deployments, engine))
 
 
-def spans_no_longer(inventory: Inventory) -> Inventory:
-    first, second = inventory.deployments[:2]
+def only(name: str) -> Edit:
+    """Of the deployments that share the second one's model name, this one stays."""
+
+    def after(inventory: Inventory) -> Inventory:
+        shared = inventory.deployments[1]["served_model_name"]
+        kept = [
+            item
+            for item in inventory.deployments
+            if item["name"] == name or item["served_model_name"] != shared
+        ]
+        return replace(inventory, deployments=tuple(kept))
+
+    return after
+
+
+def beside_the_engine(inventory: Inventory) -> Inventory:
+    """An instance on each host beside the engine over two hosts."""
+    first, engine = inventory.deployments
     gone = ("nodes", "pipeline_parallel_size", "tensor_parallel_size", "hosts")
-    kept = {key: value for key, value in second.items() if key not in gone}
-    return replace(inventory, deployments=(first, kept))
+    single = {key: value for key, value in engine.items() if key not in gone}
+    return replace(
+        inventory, deployments=(first, {**single, "name": "dan", "gpus": [2], "port": 8220}, engine)
+    )
 
 
 FLAGS = {"engine_args": {"max_num_seqs": 40}}
@@ -150,8 +169,10 @@ EDITS: dict[str, Edit] = {
     "on one host only": changed({"hosts": ["lab-n2"]}),
     "moved to the other one": changed({"hosts": ["lab-n1"]}),
     "on all hosts": changed({"hosts": ["lab-n1", "lab-n2"]}),
-    "an engine over two hosts": spans,
-    "an engine on each host": spans_no_longer,
+    "an engine over two hosts": spanning,
+    "that alone": only("gus"),
+    "an engine on each host beside it": beside_the_engine,
+    "those alone, with a flag": both(only("dan"), changed(FLAGS)),
     "a host that was a load balancer": both(
         host("lab-n3"), changed({"hosts": ["lab-n1", "lab-n2", "lab-n3"]})
     ),
@@ -170,9 +191,14 @@ EDITS: dict[str, Edit] = {
 }
 
 
+# A checkout that has another key is usually the wrong one, so the operator says that it is to be replaced.
+NEW_KEY = ("-e", "new_secrets=instance_key")
+
+
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit(fleet: EditedLab, name: str) -> None:
-    fleet.edit(EDITS[name](fleet.inventory))
+    after = EDITS[name](fleet.inventory)
+    fleet.edit(after, "deploy", *(NEW_KEY if after.key != fleet.inventory.key else ()))
 
 
 def test_partition_modes_there_and_back(fleet: EditedLab) -> None:

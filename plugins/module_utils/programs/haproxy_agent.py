@@ -41,7 +41,7 @@ class ProbedInstance:
     """One server of the balancer; proven None: unknown yet, because this program has just started.
 
     limit: seconds without any answer after which it hangs. close: closes its streams; returns how many, or None if
-    HAProxy has it in service.
+    HAProxy has it in service. models: all names for which it is asked, of which a proof asks the first.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class ProbedInstance:
     ) -> None:
         self.client, self.name, self.close = client, name, close
         self.limit = float("inf")
+        self.models: frozenset[str] = frozenset()
         self.proven: bool | None = None
         self.proof: asyncio.Task[None] | None = None
         self._checks, self._silent = Silence(), 0.0
@@ -127,44 +128,58 @@ class Agent:
     async def follow(self) -> None:
         """Apply every change of the file."""
         while True:
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                found = os.stat(self.path)
-                mark = (found.st_ino, found.st_mtime_ns)
-                if mark != self.seen:
-                    with open(self.path, encoding="utf-8") as file:
-                        self.take(json.load(file))
-                    self.seen = mark
+            self.read()
             await asyncio.sleep(POLL_SECONDS)
 
+    def read(self) -> None:
+        """Apply the file, if it has changed."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found = os.stat(self.path)
+            mark = (found.st_ino, found.st_mtime_ns)
+            if mark != self.seen:
+                with open(self.path, encoding="utf-8") as file:
+                    self.take(json.load(file))
+                self.seen = mark
+
     def take(self, config: dict[str, Any]) -> None:
-        """Watch the servers of the configuration; keep the state of unchanged ones."""
+        """Watch the servers of the configuration; keep the state of unchanged ones.
+
+        One that is to be asked for another of its names is proven as it was: it got requests for that name already.
+        """
         wanted = {
             server["probe"]: (
                 f"{backend['name']}/{server['name']}",
                 InstanceClient(server["address"], int(server["port"]), server["models"][0], self.key_file),
+                frozenset(server["models"]),
             )
             for backend in config["backends"]
             for server in backend["servers"]
         }
         limit = float(config["hang_timeout"])
+        former = [(one.client.host, one.client.port, one) for one in self.instances.values()]
         for probe in [probe for probe in self.instances if probe not in wanted]:
             self.tasks.pop(probe).cancel()
             del self.instances[probe]
-        for probe, (name, client) in wanted.items():
+        for probe, (name, client, models) in wanted.items():
             if probe not in self.instances:
                 made = self.instances[probe] = ProbedInstance(client)
+                there = [one for *place, one in former if place == [client.host, client.port]]
+                asked = [one.proven for one in there if client.model in one.models]
                 # When this program starts, HAProxy knows more; what comes later has yet to show that it works.
-                made.proven = None if self.seen is None else False
+                made.proven = None if self.seen is None else asked[0] if asked else False
                 self.tasks[probe] = asyncio.get_running_loop().create_task(made.watch())
             known = self.instances[probe]
+            known.models = models
             known.name, known.limit, known.close = name, limit, partial(close_streams, self.state, name)
 
     def proven(self, probe: str) -> bool | None:
         """Return whether an instance has generated tokens; None if that is not known.
 
-        HAProxy reads a new configuration earlier than this program. What is unknown here is new then, unless HAProxy
-        has a configuration of an earlier release, which asks by other words.
+        HAProxy may have read a new configuration earlier than this program, which is why that is read here. What is
+        unknown then is of a configuration of an earlier release, which asks by other words, or of one that is gone.
         """
+        if self.seen is not None and probe not in self.instances:
+            self.read()
         known = self.instances.get(probe)
         if known:
             return known.proven

@@ -133,8 +133,12 @@ def foreign_model_names(
             for model in made.models if made and made.endpoint else ():
                 known_to_ask = ((stages.host.name, item.name), model) in asked
                 others = owners.get(model, {made.deployment}) if made else set()
-                if made and made.deployment not in others and not (
-                    known_to_ask or all(held_together(fleet, made.deployment, other) for other in others)
+                if (
+                    made
+                    and made.deployment not in others
+                    and not (
+                        known_to_ask or all(held_together(fleet, made.deployment, other) for other in others)
+                    )
                 ):
                     claims.setdefault(made.deployment, {})[stages.host.name] = model
     return {

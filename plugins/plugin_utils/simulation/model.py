@@ -76,11 +76,18 @@ class SimulatedBalancer:
     at: dict[Port, list[str]] = field(default_factory=dict)
 
     def configure(self, servers: Mapping[str, BackendServer]) -> None:
-        """Put another configuration in use; a server continues the former one of its place, whatever its name is."""
+        """Put another configuration in use; a server continues the former one of its place, whatever its name is.
+
+        It is asked for the first of its model names: another than it was asked for has to be checked anew.
+        """
         drained = places_of({name: self.servers[name] for name in self.drained})
         former = places_of(self.servers)
         self.exists = True
-        self.unproven = {name for name, server in servers.items() if not continued(server, former)}
+        self.unproven = {
+            name
+            for name, server in servers.items()
+            if not continued(replace(server, models=server.models[:1]), former)
+        }
         self.servers = dict(servers)
         self.drained = {
             name

@@ -328,20 +328,21 @@ def config(*ports: int) -> dict[str, Any]:
     }
 
 
+async def ask(agent: Agent, name: str) -> str:
+    server = await asyncio.start_server(agent.answer, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+    writer.write(f"{name}\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    server.close()
+    return answer
+
+
 def test_answers_by_mark_and_a_configuration_that_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(haproxy_agent, "POLL_SECONDS", 0.02)
     path = tmp_path / "balancer.json"
-
-    async def ask(agent: Agent, name: str) -> str:
-        server = await asyncio.start_server(agent.answer, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-        writer.write(f"{name}\n".encode())
-        answer = (await reader.read()).decode()
-        writer.close()
-        server.close()
-        return answer
 
     async def until(agent: Agent, name: str, answer: str) -> None:
         async with asyncio.timeout(GENEROUS):
@@ -371,4 +372,36 @@ def test_answers_by_mark_and_a_configuration_that_changes(
             for task in agent.tasks.values():
                 task.cancel()
 
+    asyncio.run(scenario())
+
+
+def test_a_name_less_changes_nothing_where_the_name_was_asked_for(tmp_path: Path) -> None:
+    """Who was asked for two names, and is asked for the second alone from now on, serves all the time."""
+    path = tmp_path / "balancer.json"
+
+    def write(names: list[str], mark: str) -> None:
+        found = config(one_port)
+        found["backends"][0]["servers"][0].update(models=names, probe=mark)
+        path.with_name("new").write_text(json.dumps(found))
+        path.with_name("new").replace(path)
+
+    async def scenario() -> None:
+        nonlocal one_port
+        async with engine() as (one, _):
+            one_port = one.port
+            write(["m", "n"], "both")
+            agent = Agent(str(path), str(tmp_path))
+            agent.read()
+            async with asyncio.timeout(GENEROUS):
+                while not agent.proven("both"):
+                    await asyncio.sleep(0.02)
+            # HAProxy asks before this program would look again.
+            write(["n"], "second")
+            assert await ask(agent, "second") == "up\n"
+            write(["x"], "other")
+            assert await ask(agent, "other") == "down\n"
+            for task in agent.tasks.values():
+                task.cancel()
+
+    one_port = 0
     asyncio.run(scenario())

@@ -113,7 +113,6 @@ def deployed(
     return site
 
 
-
 def refused(error: FleetError) -> None:
     """A refusal names what is wrong."""
     assert error.problems
@@ -158,7 +157,9 @@ def held_and_left(
         return site
     found = again.simulate()
     if found.violations and all(one.rule == CAPACITY for one in found.violations):
-        refused(FleetError(problems(found, again.plan)))  # a new load balancer reaches less of what was turned back
+        refused(
+            FleetError(problems(found, again.plan))
+        )  # a new load balancer reaches less of what was turned back
         return site
     assert not found.violations, f"{told}: {found.violations[:3]}"
     settled_then = carried_out(again, inventory, back)
