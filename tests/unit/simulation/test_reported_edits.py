@@ -98,3 +98,21 @@ def test_what_a_load_balancer_has_is_capacity() -> None:
     inventory, site = edited(FOUR, modes={"n2": "SPX", "n3": "SPX"}), settled(FOUR)
     with pytest.raises(FleetError, match="would leave 2, and 3 have to stay"):
         planned(inventory, site, partition_serial=["100%"])
+
+
+# ---- a reference that has changed already ------------------------------------------------------------
+
+
+def test_a_reference_leaves_as_what_it_is_by_then() -> None:
+    """Two deployments exchange ports; who listens at one's former port was drained with the other's reference."""
+    ada = deployment(
+        name="ada", gpus=[0, 1], instances_per_host=2, port=8000, served_model_name="chat", hosts=["n1"]
+    )
+    bob = deployment(name="bob", gpus=[2, 3, 4], instances_per_host=3, port=8020, served_model_name="chat")
+    before = Inventory({**HOSTS, "n3": "192.0.2.13"}, ELSEWHERE, (ada, bob))
+    after = edited(
+        before, deployments=({**ada, "port": 8020}, {**bob, "port": 8000, "served_model_name": "talk"})
+    )
+    found = planned(after, settled(before)).simulate()
+    assert found.violations == ()
+    assert found.least["lb", "chat"] == 2

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,3 +132,67 @@ def test_what_served_before_is_not_held_when_it_is_put_back_after_an_interruptio
     assert there.rollout
     assert there.rollout.batches
     assert [batch["holds"] for batch in there.rollout.batches] == [{}] * len(there.rollout.batches)
+
+
+def test_what_a_rollback_left_undone_is_held_at_what_runs() -> None:
+    """A rollback holds the generation that it goes to; a deploy that goes on to it fails, and goes back from there."""
+    before, after, holds = EDITS["a flag"]
+    site = settled(before)
+    done = planned(after, site, "upgrade")
+    site = mishaps.died_at(mishaps.moments(done)[0], done, after, site)
+    for found in site.states.values():
+        for history in found["generations"]:
+            history.update(trial=None, held={"generation": 2, "why": "rolled back", "since": LATER[0]})
+    again = planned(after, site, "upgrade")
+    failed = next(failed for failed in failures(again) if failed[0]["holds"])
+    assert failed[0]["holds"] == holds
+    site = mishaps.turned_back(again, after, site, failed, LATER)
+    assert holding(site) == holds
+    assert planned(after, site, "upgrade").plan.excluded == ()
+
+
+# ---- model names that change hands -------------------------------------------------------------------
+
+SWAP = (
+    of(
+        {**made("ada", 0), "served_model_name": "chat"},
+        {**made("bob", 1, port=8100), "served_model_name": "code"},
+    ),
+    of(
+        {**made("ada", 1), "served_model_name": "code"},
+        {**made("bob", 0, port=8100), "served_model_name": "chat"},
+    ),
+)
+
+
+def swap_turned_back() -> Site:
+    """Two deployments exchanged names and GPUs in the run that brought the load balancer, and it failed."""
+    first = replace(SWAP[0], balancers={})
+    site = settled(first)
+    done = planned(SWAP[1], site, upgrade_min_in=0)
+    failed = next(failed for failed in failures(done) if failed[0]["holds"] == {"ada": 1, "bob": 1})
+    site = mishaps.turned_back(done, SWAP[1], site, failed)
+    site.seen.clear()  # it was not installed yet
+    return site
+
+
+def test_what_was_turned_back_serves_a_name_that_the_inventory_gives_away() -> None:
+    site = swap_turned_back()
+    again = planned(SWAP[1], site)
+    assert again.plan.excluded == ()
+    assert len(again.plan.ignored) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"held": None}, {"held": {"generation": 1, "why": "slower", "since": LATER[0], "together": ["eve"]}}],
+)
+@pytest.mark.parametrize("deployment_name", ["ada", "bob"])
+def test_one_node_alone_says_so_in_vain(deployment_name: str, change: dict[str, Any]) -> None:
+    """The others' records have to agree: a node may not take a name by what it says of itself."""
+    site = swap_turned_back()
+    for history in site.states["n2"]["generations"]:
+        history.update(change if history["deployment"] == deployment_name else {})
+    again = planned(SWAP[1], site)
+    assert again.plan.excluded
+    assert all("which the inventory gives to another deployment" in why for _host, why in again.plan.excluded)
