@@ -17,6 +17,7 @@ from .conftest import Lab, Run
 from .endpoint import Endpoint
 from .helpers import deployment
 
+pytestmark = pytest.mark.deep
 RUNBOOK = (ROOT / "docs/runbooks/accuracy.md").read_text(encoding="utf-8")
 OPTIONS = re.findall(r"`… (-e accuracy_tasks=nll|-e accuracy_serial=20%|-e accuracy_live=true)`", RUNBOOK)
 RATE = 20  # requests per second

@@ -197,6 +197,7 @@ def test_the_offline_benchmarks_stop_a_few_at_a_time(both: Endpoint) -> None:
     all_back(both)
 
 
+@pytest.mark.deep
 def test_a_live_measurement_goes_through_the_load_balancer_at_its_rate(both: Endpoint) -> None:
     lab = both.lab
     before, counted = both.served(), answered(lab)
@@ -262,6 +263,7 @@ def test_one_that_dies_under_load_is_named_and_the_others_are_measured(both: End
     wanted(lab, lab.hosts)
 
 
+@pytest.mark.deep  # two minutes; the job and the record of what is measured have unit tests
 def test_the_same_command_goes_on_and_measures_nothing_twice(both: Endpoint) -> None:
     lab = both.lab
     assert lab.killed_at("Measure serving", "benchmark", times=3, later=0)
@@ -299,17 +301,18 @@ def test_the_same_command_goes_on_and_measures_nothing_twice(both: Endpoint) -> 
     assert "continues" not in lab.play("benchmark", "--check").out
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("tags", "task"),
     [
         ((), "Measure serving"),
-        pytest.param(("--tags", "latency"), "Measure offline", marks=pytest.mark.deep),
-        pytest.param((), "Set servers of the load balancer to drain", marks=pytest.mark.deep),
-        pytest.param(("--tags", "latency"), "Stop the instances", marks=pytest.mark.deep),
-        pytest.param(("--tags", "latency"), "Start the instances again", marks=pytest.mark.deep),
+        (("--tags", "latency"), "Measure offline"),
+        ((), "Set servers of the load balancer to drain"),
+        (("--tags", "latency"), "Stop the instances"),
+        (("--tags", "latency"), "Start the instances again"),
     ],
 )
-@pytest.mark.parametrize("then", [("benchmark",), pytest.param(("site",), marks=pytest.mark.deep)])
+@pytest.mark.parametrize("then", [("benchmark",), ("site",)])
 def test_the_next_run_returns_what_a_killed_one_left(
     both: Endpoint, tags: tuple[str, ...], task: str, then: tuple[str, ...]
 ) -> None:

@@ -102,6 +102,7 @@ BY_HAND = {"gpu-link", "kernel-log", "rdma-ports"}
 LIMITS = {"limit-memlock", "limit-nofile", "docker-stop"}
 
 
+@pytest.mark.deep  # five minutes; in every run, test_fleet prepares a host and reboots it
 def test_hosts_are_audited_prepared_and_stay_so(fresh_lab: Lab) -> None:
     lab, book = fresh_lab, Book(fresh_lab)
     n1, n2 = lab.hosts[:2]
