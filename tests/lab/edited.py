@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.load import Load, Target, first_key
 from tests.worlds.edited_fleet import Inventory
 
 from .conftest import LAB, Lab, Run, container, lab_command
-from .helpers import MODEL, STANDIN, deployment
+from .helpers import MODEL, STANDIN, deployment, wait_for
 from .watch import Watcher
 
 RATE = 12.0  # requests per second, over all addresses and names
@@ -68,6 +69,8 @@ class EditedLab:
         made.write(inventory)
         run = lab.play("deploy", "-e", "at_once=true")
         assert run.rc == 0, run.out[-4000:]
+        for target in made.targets(inventory):
+            wait_for(f"an answer of {target.model}", partial(answers, target))
         return made
 
     def _prepare(self) -> None:
@@ -254,6 +257,13 @@ class EditedLab:
             yield
         finally:
             self.lab.env = before
+
+
+def answers(target: Target) -> bool:
+    """A client is answered."""
+    with Load(target, RATE, count=1) as load:
+        load.wait_for(1)
+    return not load.problems()
 
 
 def served(inventory: Inventory) -> set[str]:

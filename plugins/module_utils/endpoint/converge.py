@@ -384,7 +384,7 @@ class _Change:
         for name, server in configured_servers(self.former).items():
             if name in now and now[name].up:
                 up.setdefault((server["address"], int(server["port"])), set()).update(server["models"])
-        continued = self._continued()
+        continued = self._continued() if version else {}
         return {
             name
             for name, server in configured_servers(self.config).items()

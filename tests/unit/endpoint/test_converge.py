@@ -255,6 +255,15 @@ def test_check_mode_then_once(host: Host) -> None:
     assert (again["changed"], again["actions"]) == (False, [])
 
 
+def test_the_first_configuration_is_in_service_when_it_is_done(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows in the run counts on it: another load balancer is drained, or an operator asks the model."""
+    monkeypatch.setattr(balancer_node, "CHECK_SECONDS", GENEROUS)
+    host.apply(host.texts())
+    assert all(server.up for server in host.balancer.haproxy.servers().values())
+
+
 def test_a_reload_drops_nothing_and_keeps_what_is_out(host: Host) -> None:
     host.apply(host.texts())
     set_state(host.balancer, ServerStateRequest((host.name(0),), "drain", "operator", 0), False)
