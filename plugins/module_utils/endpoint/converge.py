@@ -26,7 +26,7 @@ from ..common.paths import BALANCER_DIR, BALANCER_STATE, ROUTER_DIR
 from ..common.processes import Program, run_program
 from ..common.run_lock import run_lock
 from ..serving.health import port_holder
-from .drain import DrainRecord, same_servers
+from .drain import CHECK_SECONDS, DrainRecord, same_servers
 from .haproxy_socket import CarriedServer, Haproxy, state_file
 from .hung_streams import ADMIN_SOCKET, MASTER_SOCKET
 from .keepalived import KEEPALIVED, KeepalivedService
@@ -38,7 +38,6 @@ SERVICE, AGENT_SERVICE = "instinct-balancer.service", "instinct-balancer-agent.s
 ROUTER_SERVICE = "instinct-balancer-router.service"
 KEPT_CONFIGURATIONS = 1  # older ones would keep keys and certificates that were replaced
 READ_BACK_SECONDS = 20.0
-CHECK_SECONDS = 15.0  # until a server whose instance runs has been checked: the agent asks it for a token
 RUN_SECONDS = 60
 ROUTER_SECONDS = 300.0  # time for requests in flight through a router to finish before it is stopped
 SECRET = ("keys.map", "endpoint.pem", "instance.map")

@@ -12,13 +12,14 @@ import http.client
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
 from ..common.balancer_config import configured_servers, followers
 from ..common.endpoint import BALANCER, NOT_IN_SERVICE, OPERATOR
+from ..common.errors import Problem
 from ..common.files import make_private, read_text, write_atomic
 from ..common.minimum import ServingEngine, parse_count, refusals
 from ..common.module_main import NodeError
@@ -27,6 +28,7 @@ from ..common.run_lock import run_lock
 from .haproxy_socket import CarriedServer, Haproxy, ServerLoad, state_file
 
 POLL_SECONDS = 0.2
+CHECK_SECONDS = 15.0  # until a server whose instance runs has been checked: the agent asks it for a token
 ANSWER_BYTES = 8 << 20  # vLLM's metrics have some hundred kilobytes
 _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})? ([0-9.e+]+)$", re.MULTILINE)
 
@@ -201,8 +203,22 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
 def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
     """Raise NodeError if HAProxy would have too few servers of a model name in service without these.
 
-    What counts is what HAProxy itself uses now, and nobody else drains meanwhile, as the caller holds the lock.
+    What counts is what HAProxy itself uses now, and nobody else drains meanwhile, as the caller holds the lock. What
+    came in this run and was started just now has the time of a check to get into service.
     """
+    end = time.monotonic() + CHECK_SECONDS
+    while True:
+        problems, may_come = _too_few(balancer, request)
+        if not problems:
+            return
+        if not may_come or time.monotonic() >= end:
+            what, fix = " ".join(item.what for item in problems), request.advice or problems[0].fix
+            raise NodeError(f"Nothing was drained. {what} {fix}")
+        time.sleep(POLL_SECONDS)
+
+
+def _too_few(balancer: Balancer, request: ServerStateRequest) -> tuple[Sequence[Problem], bool]:
+    """Return why the servers may not be drained now, and whether that may change by itself."""
     min_in = parse_count(request.min_in)
     if min_in is None and request.min_in is not None:
         raise NodeError(
@@ -234,10 +250,12 @@ def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
                     models,
                 )
             )
-    problems = refusals(engines, min_in, whole_hosts=request.whole_hosts)
-    if problems:
-        what, fix = " ".join(item.what for item in problems), request.advice or problems[0].fix
-        raise NodeError(f"Nothing was drained. {what} {fix}")
+    may_come = any(
+        server.get("coming") and now[name].state == "ready" and not touched.isdisjoint(server["models"])
+        for name, server in configured.items()
+        if name in now and name not in serves
+    )
+    return refusals(engines, min_in, whole_hosts=request.whole_hosts), may_come
 
 
 def _set(

@@ -61,7 +61,8 @@ class SimulatedBalancer:
     """A load balancer: its servers by "backend/server", those that are drained, and the key that it sends.
 
     exists: it has a configuration. absent: this run neither asks nor configures it, as it is not in its group.
-    unproven: servers that were configured or returned just now, and whose instances have not been checked since.
+    unproven: servers that were configured or returned just now, or whose instances started, and that have not been
+    checked since.
     at: its servers by host and port.
     """
 
@@ -151,9 +152,15 @@ class FleetModel:
             self._engine_changed(item)
 
     def ready(self, instance: Instance) -> None:
-        """Have an instance generate tokens."""
+        """Have an instance generate tokens, which load balancers have yet to find out (prove)."""
         item = self.instances[instance]
+        if item.ready:
+            return
         self.instances[instance] = replace(item, ready=True)
+        for one in self.engines.get(item.engine, (instance,)):
+            there = self.instances.get(one)
+            for balancer in self.balancers.values() if there and there.port is not None else ():
+                balancer.unproven.update(balancer.at.get((there.host, there.port), ()))
         self._engine_changed(item)
 
     def configure(self, name: str, servers: Mapping[str, BackendServer], key: str) -> None:

@@ -104,6 +104,8 @@ class Playbook:
         self, text: str, calls: Iterable[tuple[str, str, Args]], changing: Iterable[Instance] = ()
     ) -> None:
         self.context.step, self.context.changing = text, tuple(changing)
+        for name in self.context.model.balancers:  # by now, what started in the step before was checked
+            self.context.model.prove(name)
         perform(self.context, calls, self.checked)
         self.checked()
 

@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import drain as drain_module
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
+    Balancer,
     ServerStateRequest,
     find_servers,
     set_state,
 )
 from ansible_collections.instinct.fleet.plugins.modules import balancer_server
 
-from tests.helpers.eventually import eventually
+from tests.helpers.eventually import GENEROUS, eventually
 from tests.worlds.balancer_node import BalancerNode, Site
 
 HOSTS = ("n1", "n2")
@@ -92,6 +94,28 @@ def test_what_is_down_is_no_capacity_and_can_be_drained(node: BalancerNode) -> N
         drain(node, hosts=["n2"])
     drain(node, hosts=["n1"])
     assert node.drained() == N1
+
+
+def test_what_started_just_now_is_waited_for(node: BalancerNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of this run's new instances are up as soon as they were checked."""
+    coming = {name: {**one, "coming": one["host"] == "n1"} for name, one in node.balancer.servers().items()}
+    monkeypatch.setattr(Balancer, "servers", lambda _balancer: coming)
+    monkeypatch.setattr(drain_module, "CHECK_SECONDS", GENEROUS)
+    for name in find_servers(node.balancer, hosts=["n1"]):
+        node.balancer.haproxy.ask(f"set server {name} health down")
+    drain(node, hosts=["n2"])
+    assert node.drained() == N2
+
+
+def test_what_does_not_come_is_not_waited_for_forever(
+    node: BalancerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming = {name: {**one, "coming": one["host"] == "n1"} for name, one in node.balancer.servers().items()}
+    monkeypatch.setattr(Balancer, "servers", lambda _balancer: coming)
+    monkeypatch.setattr(drain_module, "CHECK_SECONDS", 0.5)
+    down(node, "n1")
+    with pytest.raises(NodeError, match="Nothing was drained"):
+        drain(node, hosts=["n2"])
 
 
 def test_a_plan_that_names_servers_takes_whole_hosts(

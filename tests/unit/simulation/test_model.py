@@ -117,6 +117,8 @@ def test_an_engine_works_when_all_of_its_servers_are_there_ready_and_of_its_file
     model.start(replace(parts[1], ready=False))
     model.changed.clear()
     model.ready(parts[1].of)
+    assert (model.counts["lb", "m"], model.changed) == (0, set())  # its load balancer does not know it yet
+    model.prove("lb")
     assert (model.counts["lb", "m"], model.changed) == (1, {("lb", "m")})
 
 
