@@ -206,7 +206,7 @@ class EditedLab:
     def refused(self, after: Inventory) -> str:
         """Why the planner refuses an edit; nothing if it does not."""
         self.write(after)
-        run = self.lab.play("plan")
+        run = self.lab.play("deploy", "--check")
         if run.rc == 0:
             return ""
         found = [record["result"] for record in run.records if record["module"] == "fleet_plan"]
