@@ -27,28 +27,11 @@ options:
     description: Remove the images that the toolkit pulled or built, too.
     type: bool
     default: false
-  registry_override:
-    description:
-      - Mirrors of registries, as the variable of this name has them, by which images are known as the toolkit's. The
-        action plugin adds the host's.
-    type: dict
-    default: {}
-  push_repositories:
-    description:
-      - Repositories to which the toolkit pushes images that hosts have built. The action plugin adds those of
-        C(fleet.lock.json) and of the deployments.
-    type: list
-    elements: str
-    default: []
-  cache_dirs:
-    description: The C(HF_HOME) directories to look into.
-    type: list
-    elements: path
-    default: [/var/lib/instinct-fleet/hf]
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.docker
   - instinct.fleet.lease
+  - instinct.fleet.ownership
 attributes:
   check_mode:
     support: full

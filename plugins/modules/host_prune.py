@@ -29,33 +29,16 @@ options:
     type: list
     elements: str
     default: []
-  registry_override:
-    description:
-      - Mirrors of registries, as the variable of this name has them. An image of a mirror, or of the content store,
-        counts as the one of its own registry. The action plugin adds the host's.
-    type: dict
-    default: {}
-  push_repositories:
-    description:
-      - Repositories to which the toolkit pushes images that hosts have built; a name there is nobody else's. The action
-        plugin adds those of C(fleet.lock.json) and of the deployments.
-    type: list
-    elements: str
-    default: []
   weights:
     description: Commits of models that stay, C(org/name@commit). The action plugin adds those of C(fleet.lock.json).
     type: list
     elements: str
     default: []
-  cache_dirs:
-    description: The C(HF_HOME) directories to look into.
-    type: list
-    elements: path
-    default: [/var/lib/instinct-fleet/hf]
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.docker
   - instinct.fleet.lease
+  - instinct.fleet.ownership
 attributes:
   check_mode:
     support: full
