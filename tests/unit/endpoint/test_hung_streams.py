@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
+
+import pytest
 
 from tests.helpers.eventually import eventually
 from tests.worlds.hung_world import TOKENS_PER_SECOND, HungWorld, Request, hung_world
@@ -43,8 +46,9 @@ def test_its_streams_end_again_and_again_and_those_of_others_do_not(tmp_path: Pa
             assert [(request.result().status, request.whole) for request in others] == [(200, True)] * 3
             world.go_on(0)
             eventually("it serves again", lambda: world.up() == world.names)
-        said = f"{world.names[0]}: no answer for {world.limit} s (load_balancer_hang_timeout); closed 4 streams to it\n"
-        assert world.agent_log().count(said) == 2
+        said = r"no answer for (\d+) s \(load_balancer_hang_timeout\); closed 4 streams to it"
+        silent = re.findall(rf"^{re.escape(world.names[0])}: {said}$", world.agent_log(), re.MULTILINE)
+        assert [int(one) >= world.limit for one in silent] == [True, True], world.agent_log()
 
 
 def test_a_stall_below_the_limit_loses_nothing(tmp_path: Path) -> None:
@@ -61,6 +65,7 @@ def test_a_stall_below_the_limit_loses_nothing(tmp_path: Path) -> None:
         assert "answers again after" in world.agent_log()
 
 
+@pytest.mark.deep
 def test_what_a_former_process_carries_is_closed_too(tmp_path: Path) -> None:
     with hung_world(tmp_path) as world:
         long = seconds(world.limit + 5)
@@ -89,6 +94,7 @@ def test_one_that_leaves_finishes_what_it_has(tmp_path: Path) -> None:
         assert "closed" not in world.agent_log()
 
 
+@pytest.mark.deep
 def test_what_an_operator_has_repeated_is_answered_by_another_instance(tmp_path: Path) -> None:
     """A request without a byte of an answer, if it fits the buffer and there is another instance."""
     with hung_world(tmp_path, repeat_unanswered=True) as world:

@@ -221,6 +221,7 @@ def test_drain_yml(node: BalancerNode, place: Path) -> None:
     assert (rc, node.drained()) == (0, ALL), out
 
 
+@pytest.mark.deep
 def test_two_drains_with_two_load_balancers(node: BalancerNode, place: Path) -> None:
     """One of them is done, at both load balancers, and the other at none."""
     other = BalancerNode(place / "lb-02", hosts=HOSTS, count=4)
@@ -285,6 +286,7 @@ def test_stop_yml_stops_nothing_that_it_may_not_drain(node: BalancerNode, place:
     assert noted.read_text().split() == ["llama-0", "llama-1"]
 
 
+@pytest.mark.deep
 def test_hosts_reboot_only_if_all_of_them_can_be_drained(node: BalancerNode, place: Path) -> None:
     """No host of a batch is touched otherwise. Where they can, the play ends here at what stops instances."""
     fails = NOTED.replace('{"changed": True}', '{"failed": True, "msg": "far enough"}')
@@ -299,6 +301,7 @@ def test_hosts_reboot_only_if_all_of_them_can_be_drained(node: BalancerNode, pla
     assert noted.read_text().split() == ["llama-0", "llama-1"]
 
 
+@pytest.mark.deep
 def test_a_benchmark_loads_nothing_that_it_may_not_drain(node: BalancerNode, place: Path) -> None:
     """And returns what it drained. n2's second instance was drained meanwhile, so that n1's may not leave."""
     notes = NOTED.replace('server["name"]', 'given["state"] + server["name"]')

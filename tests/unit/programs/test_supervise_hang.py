@@ -150,6 +150,7 @@ def test_a_stopped_engine_is_ended_and_counted(served: Served) -> None:
     assert (failure["kind"], "has not answered" in failure["line"]) == ("hung", True)
 
 
+@pytest.mark.deep
 def test_one_that_stops_before_its_first_token_is_ended_without_a_request(served: Served) -> None:
     (engine,) = served.supervised.children()
     os.kill(engine, signal.SIGSTOP)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.quantize import (
     paths,
 )
 
+from tests.helpers.eventually import eventually
 from tests.helpers.hostile_tree import outside_of, state
 from tests.worlds.fake_docker import FakeContainer, FakeDocker, serve_until_stopped
 from tests.worlds.gpu_tree import Tree
@@ -208,9 +210,17 @@ def test_a_job_that_runs_on_is_found_and_awaited(tmp_path: Path, docker: FakeDoc
     actions = run(docker, params(source), check=True)["actions"]
     assert actions == [f"wait for container {name} (it quantizes {source})"]
     quantizes(container)
-    container.stopping.set()
-    with pytest.raises(NodeError):  # the stand-in ends with 143
+    docker.requests.clear()
+
+    def end() -> None:
+        """End it while it is awaited: one that has ended is begun anew."""
+        eventually("it is awaited", lambda: any("/wait" in request for request in docker.requests))
+        container.stopping.set()
+
+    threading.Thread(target=end).start()
+    with pytest.raises(NodeError, match="143"):
         run(docker, params(source))
+    assert name not in docker.containers
 
 
 def test_what_was_made_before_the_controller_died_is_published(tmp_path: Path, docker: FakeDocker) -> None:
