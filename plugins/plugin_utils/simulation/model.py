@@ -159,7 +159,9 @@ class FleetModel:
         self.instances[instance] = replace(item, ready=True)
         for one in self.engines.get(item.engine, (instance,)):
             there = self.instances.get(one)
-            for balancer in self.balancers.values() if there and there.port is not None else ():
+            if there is None or there.port is None:
+                continue
+            for balancer in self.balancers.values():
                 balancer.unproven.update(balancer.at.get((there.host, there.port), ()))
         self._engine_changed(item)
 
