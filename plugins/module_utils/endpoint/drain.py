@@ -98,9 +98,11 @@ class Balancer:
         """Return its record of drained servers."""
         return DrainRecord(f"{self.state}/out.json")
 
-    def config(self) -> dict[str, Any]:
-        """Return its configuration as data. Raise NodeError if there is no load balancer."""
+    def config(self, optional: bool = False) -> dict[str, Any]:
+        """Return its configuration as data. Raise NodeError if there is no load balancer; optional: {} then."""
         text = read_text(f"{self.directory}/current/balancer.json")
+        if text is None and optional:
+            return {}
         if text is None:
             what = "There is no load balancer on this host. Run site.yml first."
             raise NodeError(what, **{"class": BALANCER})
@@ -158,10 +160,15 @@ def find_servers(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
 
 
 def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> dict[str, Any]:
-    """Set the servers' state, and wait. Raise NodeError if they do not get into service in time."""
-    addresses = same_servers(balancer.config())
+    """Set the servers' state, and wait. Raise NodeError if they do not get into service in time.
+
+    In check mode, a run's servers that are not there are those which it would have configured by then, and what it
+    would have started serves by then: that enough stay in service is what its plan has proved.
+    """
+    predicts = check and request.by != OPERATOR
+    addresses = same_servers(balancer.config(optional=predicts))
     unknown = sorted(set(request.names) - set(addresses))
-    if unknown:
+    if unknown and not predicts:
         raise NodeError(
             f"The load balancer has no server {', '.join(unknown)}. Servers: {', '.join(sorted(addresses)) or 'none'}.",
             **{"class": BALANCER},
@@ -174,7 +181,7 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
                 name for name, item in balancer.drain_record.read().items() if item.get("by") == OPERATOR
             }
             request = replace(request, names=tuple(name for name in request.names if name not in theirs))
-        if request.state != "ready" and not request.at_once:
+        if request.state != "ready" and not request.at_once and not predicts:
             _keep_enough(balancer, request)
         actions, diff = _set(balancer, request, addresses, check)
     result: dict[str, Any] = {"changed": bool(actions), "actions": actions, "diff": diff, "warnings": []}
@@ -262,7 +269,7 @@ def _set(
     balancer: Balancer, request: ServerStateRequest, addresses: Mapping[str, CarriedServer], check: bool
 ) -> tuple[list[str], list[dict[str, str]]]:
     haproxy, record = balancer.haproxy, balancer.drain_record.read()
-    now, run = haproxy.servers(), None if request.by == OPERATOR else request.run or None
+    now, run = haproxy.servers() if addresses else {}, None if request.by == OPERATOR else request.run or None
     actions, diff = [], []
     for name in request.names:
         noted = record.get(name, {})

@@ -362,3 +362,19 @@ def _measurement(node: BalancerNode, host: str) -> dict[str, Any]:
         "operation": "benchmark", "batches": batches, "steps": {str(number): found}, "soak": 0, "finish": None,
         "ignored": [], "measured_hosts": list(HOSTS), "returned": mine,
     }  # fmt: skip
+
+
+def test_check_mode_of_a_run_knows_that_it_configures_before_it_drains(
+    node: BalancerNode, tmp_path: Path
+) -> None:
+    """What the run would have added, or started, is not there; only the run's plan knows about it."""
+    new = "llama/n3.llama-0:8000"
+    names = (*find_servers(node.balancer, hosts=["n2"]), new)
+    found = set_state(node.balancer, ServerStateRequest(names, "drain", "run", 0, False), True)
+    assert found["actions"] == [f"set server {name} state drain" for name in names]
+    none = Balancer(str(tmp_path / "etc"), str(tmp_path / "var"))
+    found = set_state(none, ServerStateRequest((new,), "drain", "run", 0, False), True)
+    assert found["actions"] == [f"set server {new} state drain"]
+    for balancer in (node.balancer, none):
+        with pytest.raises(NodeError, match=r"has no server|There is no load balancer"):
+            set_state(balancer, ServerStateRequest((new,), "drain", "operator", 0, False), True)
