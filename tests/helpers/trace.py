@@ -37,13 +37,13 @@ class State:
 
     listening: by host, and by port the addresses and whether the instance listens already or may still be starting.
     inner: ports by host with which the servers of an engine reach one another. servers: by load balancer and name,
-    whether drained and whether requests are answered.
+    whether drained and whether requests are answered; None where the load balancer may have yet to find out.
     """
 
     step: str
     listening: Mapping[str, Mapping[Place, str]]
     inner: Mapping[str, frozenset[int]]
-    servers: Mapping[str, Mapping[str, tuple[str, bool]]]
+    servers: Mapping[str, Mapping[str, tuple[str, bool | None]]]
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> State:
@@ -102,9 +102,9 @@ class Task:
             if drained not in {one for one, _serves in found}:
                 return f"load balancer {look.host} has {name} {drained}"
             served = {serves for one, serves in found if one == IN}
-            if drained == IN and up == UP and True not in served:
+            if drained == IN and up == UP and served == {False}:
                 return f"load balancer {look.host} has {name} up, and nothing answers there"
-            if drained == IN and up == DOWN and False not in served:
+            if drained == IN and up == DOWN and served == {True}:
                 return f"load balancer {look.host} has {name} down, and its instance serves"
         return ""
 

@@ -247,9 +247,13 @@ class FleetModel:
 
         The load balancer asks for one of the server's names, the first, whether the instance generates tokens.
         """
+        return name not in self.balancers[balancer].unproven and self.may_serve(balancer, name)
+
+    def may_serve(self, balancer: str, name: str) -> bool:
+        """Return the same of a server that the load balancer may have yet to check."""
         there = self.balancers[balancer]
         server = there.servers[name]
-        if not there.exists or name in there.drained or name in there.unproven:
+        if not there.exists or name in there.drained:
             return False
         item = self.listener(balancer, server)
         return bool(item and self.works(item.of) and set(server.models[:1]) & set(item.models))

@@ -92,6 +92,9 @@ class Playbook:
         for play in PLAYS[operation]:
             if not self.ended:
                 plays[play]()
+        if not self.ended:
+            self._begin("after the run")
+            self.checked()
 
     def _in(self, group: str) -> list[str]:
         return [name for name, item in self.hosts.items() if group in item["groups"]]
@@ -103,11 +106,15 @@ class Playbook:
     def _step(
         self, text: str, calls: Iterable[tuple[str, str, Args]], changing: Iterable[Instance] = ()
     ) -> None:
-        self.context.step, self.context.changing = text, tuple(changing)
-        for name in self.context.model.balancers:  # by now, what started in the step before was checked
-            self.context.model.prove(name)
+        self._begin(text, changing)
         perform(self.context, calls, self.checked)
         self.checked()
+
+    def _begin(self, text: str, changing: Iterable[Instance] = ()) -> None:
+        """Begin a step: by now, what started in the one before was checked by the load balancers."""
+        self.context.step, self.context.changing = text, tuple(changing)
+        for name in self.context.model.balancers:
+            self.context.model.prove(name)
 
     # ---- before instances change ---------------------------------------------------------------------
 
@@ -155,7 +162,7 @@ class Playbook:
 
     def _update(self, name: str, which: str, undrain: Sequence[str], when: str) -> None:
         """Configure a load balancer, and return servers to service. All load balancers do so at the same time."""
-        self.context.step, self.context.changing = f"updating the load balancers {when}", ()
+        self._begin(f"updating the load balancers {when}")
         plan = self.balancers[name]
         key = (PRESENT if plan.instance_key.map is not None else FORMER) if plan.instance_key.sent else ""
         servers = names_of(getattr(plan, which))

@@ -36,13 +36,19 @@ def state(step: str, model: Any) -> dict[str, Any]:
         ],
         "balancers": {
             balancer.name: [
-                [name, name in balancer.drained, model.serves(balancer.name, name)]
+                [name, name in balancer.drained, serves(model, balancer, name)]
                 for name in balancer.servers
             ]
             for balancer in model.balancers.values()
             if balancer.exists
         },
     }  # fmt: skip
+
+
+def serves(model: Any, balancer: Any, name: str) -> bool | None:
+    """Whether a server gets requests and answers them; None where the load balancer may have yet to find out."""
+    found: bool = model.may_serve(balancer.name, name)
+    return None if found and name in balancer.unproven else found
 
 
 NO_LIMITS = simulation.RunLimits()
