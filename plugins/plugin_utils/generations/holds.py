@@ -60,6 +60,21 @@ def _together(holds: Mapping[str, Hold]) -> list[list[str]]:
     return groups
 
 
+def held_together(fleet: Fleet, one: str, other: str) -> bool:
+    """Return whether two deployments were turned back together, by the records of every host that has one of them.
+
+    All have to say it, as one node may say anything of its own instances.
+    """
+    histories = histories_of(fleet)
+    for host in fleet.hosts:
+        for name, partner in ((one, other), (other, one)):
+            history = histories.get(name, {}).get(host.name)
+            has = any(item.name == name for item in host.deployments) or bool(history and history.kept)
+            if has and not (history and history.held and partner in history.held.together):
+                return False
+    return True
+
+
 def _judge(
     name: str, hold: Hold, fleet: Fleet, histories: Mapping[str, History], factory: InstanceFactory
 ) -> str:

@@ -15,7 +15,7 @@ from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.plan import EndpointInputs, excluded_balancers, plan_balancers
 from ..endpoint.servers import HostBackends, seen_servers
 from ..generations.bindings import binding_warnings
-from ..generations.holds import review_holds
+from ..generations.holds import held_together, review_holds
 from ..generations.revisions import revision_changes
 from ..generations.sources import (
     NOT_REVIEWED,
@@ -128,18 +128,17 @@ def foreign_model_names(
     for stages in planned:
         for item in stages.serve.instances:
             # One that works for another server is never asked.
-            recorded = isinstance(item, RecordedInstance) and not item.member.headless
-            made = item.generation if isinstance(item, RecordedInstance) and recorded else None
-            for model in made.models if made and made.endpoint else ():
+            made = (
+                item.generation if isinstance(item, RecordedInstance) and not item.member.headless else None
+            )
+            if made is None or not made.endpoint:
+                continue
+            for model in made.models:
+                others = owners.get(model, {made.deployment})
                 known_to_ask = ((stages.host.name, item.name), model) in asked
-                others = owners.get(model, {made.deployment}) if made else set()
-                if (
-                    made
-                    and made.deployment not in others
-                    and not (
-                        known_to_ask or all(held_together(fleet, made.deployment, other) for other in others)
-                    )
-                ):
+                if made.deployment in others or known_to_ask:
+                    continue
+                if not all(held_together(fleet, made.deployment, other) for other in others):
                     claims.setdefault(made.deployment, {})[stages.host.name] = model
     return {
         host: f"by its record {name} serves the model {model}, which the inventory gives to another deployment. Delete "
@@ -148,23 +147,6 @@ def foreign_model_names(
         if name in known or len(found) == 1  # else it was renamed, and what runs has the old name
         for host, model in found.items()
     }
-
-
-def held_together(fleet: Fleet, one: str, other: str) -> bool:
-    """Return whether two deployments were turned back together, by the records of every host that has one of them.
-
-    All have to say it, as one node may say anything of its own instances.
-    """
-    for host in fleet.hosts:
-        histories = {item.deployment: item for item in host.state.generations} if host.state else {}
-        defined = {item.name for item in host.deployments}
-        for name, partner in ((one, other), (other, one)):
-            history = histories.get(name)
-            if name not in defined and not (history and history.kept):
-                continue
-            if not (history and history.held and partner in history.held.together):
-                return False
-    return True
 
 
 def _excluded_hosts(fleet: Fleet) -> Iterable[Problem]:

@@ -78,7 +78,7 @@ def _check_end(
     context: SimulatedRun, plan: FleetPlan, afterwards: Mapping[str, Sequence[BackendServer]]
 ) -> None:
     """Check that the run ends with what it is to end with."""
-    model, context.step = context.model, "after the run"
+    model = context.model
     for host in plan.hosts:
         name = host.host.name
         wanted = {item.name: item.spec_hash for item in host.instances if item.name not in host.untouched}
