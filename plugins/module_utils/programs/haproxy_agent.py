@@ -156,14 +156,16 @@ class Agent:
             for server in backend["servers"]
         }
         limit = float(config["hang_timeout"])
-        former = [(one.client.host, one.client.port, one) for one in self.instances.values()]
+        former: dict[tuple[str, int], list[ProbedInstance]] = {}
+        for one in self.instances.values():
+            former.setdefault((one.client.host, one.client.port), []).append(one)
         for probe in [probe for probe in self.instances if probe not in wanted]:
             self.tasks.pop(probe).cancel()
             del self.instances[probe]
         for probe, (name, client, models) in wanted.items():
             if probe not in self.instances:
                 made = self.instances[probe] = ProbedInstance(client)
-                there = [one for *place, one in former if place == [client.host, client.port]]
+                there = former.get((client.host, client.port), ())
                 asked = [one.proven for one in there if client.model in one.models]
                 # When this program starts, HAProxy knows more; what comes later has yet to show that it works.
                 made.proven = None if self.seen is None else asked[0] if asked else False
