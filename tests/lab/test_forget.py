@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+
+from tests import ROOT
 
 from .conftest import Lab
 from .endpoint import Endpoint
 from .helpers import deployment, wait_for
 
 pytestmark = pytest.mark.deep
+RUNBOOK = (ROOT / "docs/runbooks/host.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"playbooks/(forget\.yml .+)$", RUNBOOK, re.MULTILINE)
 STAYS, LEAVES = "lab-n1", "lab-n2"  # the first one has the load balancer too
 LIMIT = ("--limit", f"{STAYS},{LEAVES}")
 OWN = "ls -d /etc/instinct-fleet /etc/systemd/system/instinct-* /etc/sysctl.d/*instinct-fleet* 2>/dev/null; true"
@@ -18,6 +24,8 @@ CONTAINERS = "docker ps --all --quiet --filter label=instinct-fleet.instance"
 
 def test_a_host_leaves_and_comes_back(balanced_lab: Lab) -> None:
     lab = balanced_lab
+    hosts = "mi300x-01,lb-01"
+    assert [f"forget.yml --limit {hosts} --check", f"forget.yml --limit {hosts}"] == COMMANDS  # as below
     lab.write_vars(vllm_deployments=[deployment(instances_per_host=2, engine_args={"shutdown_timeout": 5})])
     endpoint = Endpoint.deployed(lab)
     images = lab.on(LEAVES, "docker images --quiet")

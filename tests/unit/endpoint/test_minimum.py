@@ -96,10 +96,16 @@ def test_what_is_down_is_no_capacity_and_can_be_drained(node: BalancerNode) -> N
     assert node.drained() == N1
 
 
+@pytest.fixture
+def coming(node: BalancerNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instances of the first host came in this run."""
+    servers = {name: {**one, "coming": one["host"] == "n1"} for name, one in node.balancer.servers().items()}
+    monkeypatch.setattr(Balancer, "servers", lambda _balancer: servers)
+
+
+@pytest.mark.usefixtures("coming")
 def test_what_started_just_now_is_waited_for(node: BalancerNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of this run's new instances are up as soon as they were checked."""
-    coming = {name: {**one, "coming": one["host"] == "n1"} for name, one in node.balancer.servers().items()}
-    monkeypatch.setattr(Balancer, "servers", lambda _balancer: coming)
     monkeypatch.setattr(drain_module, "CHECK_SECONDS", GENEROUS)
     for name in find_servers(node.balancer, hosts=["n1"]):
         node.balancer.haproxy.ask(f"set server {name} health down")
@@ -107,11 +113,10 @@ def test_what_started_just_now_is_waited_for(node: BalancerNode, monkeypatch: py
     assert node.drained() == N2
 
 
+@pytest.mark.usefixtures("coming")
 def test_what_does_not_come_is_not_waited_for_forever(
     node: BalancerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coming = {name: {**one, "coming": one["host"] == "n1"} for name, one in node.balancer.servers().items()}
-    monkeypatch.setattr(Balancer, "servers", lambda _balancer: coming)
     monkeypatch.setattr(drain_module, "CHECK_SECONDS", 0.5)
     down(node, "n1")
     with pytest.raises(NodeError, match="Nothing was drained"):

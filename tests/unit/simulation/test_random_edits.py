@@ -157,9 +157,8 @@ def held_and_left(
         return site
     found = again.simulate()
     if found.violations and all(one.rule == CAPACITY for one in found.violations):
-        refused(
-            FleetError(problems(found, again.plan))
-        )  # a new load balancer reaches less of what was turned back
+        # A new load balancer reaches less of what was turned back.
+        refused(FleetError(problems(found, again.plan)))
         return site
     assert not found.violations, f"{told}: {found.violations[:3]}"
     settled_then = carried_out(again, inventory, back)
