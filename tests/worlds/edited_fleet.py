@@ -59,6 +59,8 @@ MACHINES = {
     **{f"lb{number}": (f"192.0.2.{100 + number}",) for number in range(1, 4)},
 }
 """Every machine that an inventory may name, with its addresses. Names with lb: without GPUs."""
+RENAMED = "-renamed"
+"""What the second name of a machine ends with."""
 
 
 class RememberingFactory(InstanceFactory):
@@ -95,12 +97,26 @@ def address(name: str) -> str:
     return MACHINES[name][0]
 
 
+def machine(name: str) -> str:
+    """The machine that an inventory knows by this name."""
+    return name.removesuffix(RENAMED)
+
+
 @dataclass
 class Site:
     """What the inventory's hosts have. states: node_state of GPU hosts; seen: of load balancers; None: no answer."""
 
     states: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
+
+    def named_as(self, inventory: Inventory) -> Site:
+        """The same machines, by the names that an inventory has for them."""
+        names = {machine(name): name for name in (*inventory.balancers, *inventory.hosts)}
+        states, seen = (
+            {names.get(machine(name), name): found for name, found in there.items()}
+            for there in (self.states, self.seen)
+        )
+        return Site(states, seen)
 
 
 @dataclass(frozen=True)

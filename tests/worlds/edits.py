@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
 
-from tests.worlds.edited_fleet import MACHINES, Inventory
+from tests.worlds.edited_fleet import MACHINES, RENAMED, Inventory, machine
 from tests.worlds.plan_world import deployment
 
 T = TypeVar("T")
@@ -311,10 +311,11 @@ def nodes(draw: Draw, parts: Parts) -> None:
 
 def add_balancer(draw: Draw, parts: Parts) -> None:
     others = [name for name in parts["machines"] if without_gpus(name)]
-    places = [name for name in (*sorted(parts["hosts"]), *others) if name not in parts["balancers"]]
+    used = [machine(name) for name in parts["balancers"]]
+    places = [name for name in (*sorted(parts["hosts"]), *others) if machine(name) not in used]
     if places and len(parts["balancers"]) < 3:
         name = draw.one_of(places)
-        parts["balancers"][name] = parts["hosts"].get(name, parts["machines"][name][0])
+        parts["balancers"][name] = parts["hosts"].get(name, parts["machines"][machine(name)][0])
 
 
 def remove_balancer(draw: Draw, parts: Parts) -> None:
@@ -323,7 +324,7 @@ def remove_balancer(draw: Draw, parts: Parts) -> None:
 
 
 def add_host(draw: Draw, parts: Parts) -> None:
-    there = (*parts["hosts"], *parts["balancers"])
+    there = [machine(name) for name in (*parts["hosts"], *parts["balancers"])]
     name = next((name for name in parts["machines"] if name not in there and not without_gpus(name)), None)
     if name:
         parts["hosts"][name] = parts["machines"][name][0]
@@ -341,9 +342,20 @@ def remove_host(draw: Draw, parts: Parts) -> None:
 
 def readdress_host(draw: Draw, parts: Parts) -> None:
     name = draw.one_of(sorted(parts["hosts"]))
-    parts["hosts"][name] = draw.one_of(parts["machines"][name])
+    parts["hosts"][name] = draw.one_of(parts["machines"][machine(name)])
     if name in parts["balancers"]:
         parts["balancers"][name] = parts["hosts"][name]
+
+
+def rename_host(draw: Draw, parts: Parts) -> None:
+    """The same machine under another name."""
+    name = draw.one_of(sorted({*parts["hosts"], *parts["balancers"]}))
+    new = machine(name) + ("" if name.endswith(RENAMED) else RENAMED)
+    for key in ("hosts", "balancers", "modes"):
+        parts[key] = {new if there == name else there: value for there, value in parts[key].items()}
+    for item in parts["deployments"]:
+        if "hosts" in item:
+            item["hosts"] = [new if there == name else there for there in item["hosts"]]
 
 
 def compute_mode(draw: Draw, parts: Parts) -> None:
@@ -358,7 +370,8 @@ def another_key(draw: Draw, parts: Parts) -> None:
 EDITS: tuple[Callable[[Draw, Parts], None], ...] = (
     rename, rename_with_its_model, served_name, another_served_name, fewer_served_names, port, swap_ports, listen,
     flags, weight, scale, move_gpus, swap_gpus, turn_gpus, move_hosts, add_deployment, remove_deployment, blue_green,
-    split, join, nodes, add_balancer, remove_balancer, add_host, remove_host, readdress_host, compute_mode, another_key,
+    split, join, nodes, add_balancer, remove_balancer, add_host, remove_host, rename_host, readdress_host, compute_mode,
+    another_key,
 )  # fmt: skip
 
 

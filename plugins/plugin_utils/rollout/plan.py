@@ -378,21 +378,23 @@ class _HostRollout:
     ) -> Iterable[RolloutInstance]:
         """Every instance that is there or will be."""
         unjudged = {trial.canary for trial in trials.values() if not trial.judged}
-        stays = wanted.operation in (RESTART, STOP, *MEASUREMENTS)
+        alike = wanted.operation in (RESTART, STOP, *MEASUREMENTS)
         for name in dict.fromkeys((*self.running, *self.wanted)):
             found, item = self.running.get(name), self.wanted.get(name)
             known = self.known(name)
             there = found is not None and found.state in ALIVE
+            # What an engine over a host without an answer has here is neither in the plan nor removed.
+            stays = known if alike or name in self.plan.untouched else None
             place = _place(known or item) if known or self._equal(found, item) else None
             member = RolloutInstance(
                 host=self.name,
                 name=name,
                 deployment=_deployment(name, found, item),
                 old=place if there else None,
-                new=_place(item) if item else place if stays else None,
-                engine=_engine(self.name, item),
+                new=_place(item) if item else place if alike or stays else None,
+                engine=_engine(self.name, item or stays),
                 old_engine=_engine(self.name, known),
-                models=_models(item or (known if stays else None)),
+                models=_models(item or stays),
                 old_models=_models(known or item),
                 in_service=bool(found and found.state == "running" and found.ready and self._in(name, known)),
                 drained=self._drained(name),

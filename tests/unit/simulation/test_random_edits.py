@@ -66,7 +66,7 @@ def edited_fleets(data: Any) -> None:
         operation = data.draw(st.sampled_from(("deploy", "deploy", "upgrade")))
         before = {"hold": mishaps.hold, "drain": mishaps.drain}.get(between, lambda _draw, there: there)
         site = before(data.draw, site)
-        after = deployed(data, changed, site, operation, between, names)
+        after = deployed(data, changed, site.named_as(changed), operation, between, names)
         TALLY.tried += 1
         if after is not None:
             TALLY.accepted += 1

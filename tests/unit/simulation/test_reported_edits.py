@@ -116,3 +116,18 @@ def test_a_reference_leaves_as_what_it_is_by_then() -> None:
     found = planned(after, settled(before)).simulate()
     assert found.violations == ()
     assert found.least["lb", "chat"] == 2
+
+
+def test_what_an_engine_has_on_hosts_that_answer_stays_in_service() -> None:
+    """Its other host does not answer: it is neither changed nor removed, and counts before and after the run."""
+    span = deployment(
+        name="wide", nodes=2, tensor_parallel_size=1, pipeline_parallel_size=2, hosts=["n1", "n2"], gpus=[0], port=8100
+    )  # fmt: skip
+    base = Inventory(HOSTS, ELSEWHERE, (span, llama(gpus=[2], instances_per_host=1)))
+    before = settled(base)
+    without = Site({**before.states, "n2": None}, before.seen)
+    flagged = edited(base, deployments=(span, llama(gpus=[2], instances_per_host=1, **FLAG)))
+    with pytest.raises(FleetError) as error:
+        planned(flagged, without)
+    assert "2 of 3" in error.value.problems[0].text()
+    assert planned(flagged, without, min_in=1).simulate(min_available=1).violations == ()
