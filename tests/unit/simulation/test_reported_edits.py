@@ -131,3 +131,13 @@ def test_what_an_engine_has_on_hosts_that_answer_stays_in_service() -> None:
         planned(flagged, without)
     assert "2 of 3" in error.value.problems[0].text()
     assert planned(flagged, without, min_in=1).simulate(min_available=1).violations == ()
+
+
+def test_what_a_change_of_partition_modes_takes_is_gone_before_the_batches() -> None:
+    """It counted as in service in each of them, so that they took too many others."""
+    four = {f"n{number}": f"192.0.2.{10 + number}" for number in range(1, 5)}
+    ada = deployment(name="ada", gpus=[0, 1, 2], instances_per_host=3, hosts=["n4"])
+    bob = deployment(name="bob", gpus=[3], instances_per_host=1, port=8020)
+    base = Inventory(four, ELSEWHERE, (ada, bob), dict.fromkeys(four, "CPX"))
+    less = ({**ada, "port": 8020}, {**bob, "port": 8400, "hosts": ["n1", "n2"]})
+    assert fewest(base, deployments=less, modes={**base.modes, "n3": "SPX"})["lb"] >= 4
