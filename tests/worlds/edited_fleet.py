@@ -109,14 +109,19 @@ class Site:
     states: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
 
-    def named_as(self, inventory: Inventory) -> Site:
-        """The same machines, by the names that an inventory has for them."""
-        names = {machine(name): name for name in (*inventory.balancers, *inventory.hosts)}
+    def renamed(self, names: Mapping[str, str]) -> Site:
+        """The same machines, some by other names. names: by their former ones."""
         states, seen = (
-            {names.get(machine(name), name): found for name, found in there.items()}
+            {names.get(name, name): found for name, found in there.items()}
             for there in (self.states, self.seen)
         )
         return Site(states, seen)
+
+    def named_as(self, inventory: Inventory) -> Site:
+        """The same machines, by the names that an inventory has for them."""
+        names = {machine(name): name for name in (*inventory.balancers, *inventory.hosts)}
+        there = (*self.states, *self.seen)
+        return self.renamed({name: names[machine(name)] for name in there if machine(name) in names})
 
 
 @dataclass(frozen=True)

@@ -365,13 +365,23 @@ class _Change:
         return carried_servers(self.former, self.config)
 
     def _drained_instances(self) -> dict[tuple[str, str], str]:
-        """Return the instances (host, name) that the operator has drained, each with one of its former servers."""
-        record = self.record.read()
-        return {
+        """Return the instances (host, name) that the operator has drained, each with one of its former servers.
+
+        Also by the names that their hosts get.
+        """
+        record, config = self.record.read(), configured_servers(self.config)
+        found = {
             (server["host"], server["instance"]): name
             for name, server in configured_servers(self.former).items()
             if record.get(name, {}).get("by") == OPERATOR
         }
+        theirs = set(found.values())
+        renamed = {
+            (config[name]["host"], config[name]["instance"]): former
+            for name, former in self._continued().items()
+            if former in theirs
+        }
+        return renamed | found
 
     def _expected(self, version: str) -> set[str]:
         """Return the new servers whose instances run already: it takes no more than a check to have them in service.

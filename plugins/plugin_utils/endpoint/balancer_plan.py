@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...module_utils.common.endpoint import OPERATOR
 from ...module_utils.common.generations import BackendInstance
 from ...module_utils.common.instance_key import InstanceKey
 from ..desired.actions import Action
@@ -78,6 +79,23 @@ class BalancerPlan:
     left: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     answered: Mapping[Instance, Sequence[str]] = field(default_factory=dict)
+
+    def instances(self, servers: Collection[str]) -> frozenset[Instance]:
+        """Return the instances of some servers of its present configuration.
+
+        A host that gets another name has both.
+        """
+        observed = self.host.observed
+        there = seen_servers(observed.config) if observed and servers else {}
+        chosen = [server for name, server in there.items() if name in servers]
+        places = {server.place for server in chosen}
+        renamed = (server for server in names_of(self.during).values() if places and server.place in places)
+        return frozenset(server.of for server in (*chosen, *renamed))
+
+    def drained_by_operator(self) -> frozenset[Instance]:
+        """Return the instances that the operator has drained."""
+        drained = self.host.observed.drained if self.host.observed else {}
+        return self.instances([name for name, entry in drained.items() if entry.get("by") == OPERATOR])
 
     def leaving(self, host: str, instances: Collection[str]) -> list[str]:
         """Return the servers as which these instances of a host get requests, as they are called during the change."""

@@ -41,7 +41,7 @@ def serving_changes(
             found.append(item)
         elif item.host in partitioned:
             starts = item.new is not None and not (item.in_service or item.drained)
-            stays = item.in_service and item.new is not None  # before the first batch: what goes is gone by then
+            stays = item.in_service and item.new is not None  # what goes is gone before the first batch
             found.append(replace(item, changes=False, starts=starts, in_service=stays))
         elif item.new is not None:
             found.append(replace(item, changes=False, starts=not item.drained))

@@ -11,11 +11,10 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ...module_utils.common.endpoint import OPERATOR
 from ...module_utils.common.errors import Problem, natural
 from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE, WORD, Count, resolve_count
 from ..endpoint.backends import names_of
-from ..endpoint.balancer_plan import BalancerPlan, instance_of
+from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.servers import BackendServer, Instance, seen_servers
 from ..plan.host_plan import FleetPlan
 from ..text import listed
@@ -73,11 +72,11 @@ def _shares(balancer: BalancerPlan, lost: set[str]) -> Iterator[_Share]:
         for name, server in seen.items()
         if name not in observed.drained and server.host not in lost
     }
-    theirs = {instance_of(name) for name, entry in observed.drained.items() if entry.get("by") == OPERATOR}
+    theirs = balancer.drained_by_operator()
     after = [
         server
         for server in names_of(balancer.backends).values()
-        if server.host not in lost and f"{server.host}.{server.instance}" not in theirs
+        if server.host not in lost and server.of not in theirs
     ]
     stay = {server.deployment for server in after}
     for model in dict.fromkeys(model for server in serving.values() for model in server.models):

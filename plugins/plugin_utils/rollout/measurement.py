@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...module_utils.common.endpoint import OPERATOR
 from ..desired.actions import ALIVE
 from ..desired.node_state import ObservedInstance
 from ..endpoint.balancer_plan import BalancerPlan, instance_of
@@ -54,9 +53,15 @@ def with_head(members: Iterable[RolloutInstance]) -> tuple[RolloutInstance, ...]
 def interrupted(host: str, name: str, operation: str, balancers: Iterable[BalancerPlan]) -> bool:
     """Return whether a run of this operation that is over left an instance out of a load balancer."""
     return any(
-        instance_of(server) == f"{host}.{name}" and _operation_of(drained.get("command")) == operation
+        (host, name)
+        in balancer.instances(
+            [
+                server
+                for server, drained in _left(balancer).items()
+                if _operation_of(drained.get("command")) == operation
+            ]
+        )
         for balancer in balancers
-        for server, drained in _left(balancer).items()
     )
 
 
@@ -136,17 +141,11 @@ def _entered(balancer: BalancerPlan, batched: Collection[str]) -> frozenset[str]
     Those are in its present configuration, unless the operator drained them; and all of the new one if it is written
     before instances change (parts/load_balancer.yml).
     """
-    seen = balancer.host.observed
     first = balancer.configured_first(batched)
     there = {
         instance for instance, some in balancer.servers.items() if first or any(item.before for item in some)
     }
-    out = {
-        instance_of(name)
-        for name, entry in (seen.drained if seen else {}).items()
-        if entry.get("by") == OPERATOR
-    }
-    return frozenset({f"{host}.{name}" for host, name in there} - out)
+    return frozenset(f"{host}.{name}" for host, name in there - balancer.drained_by_operator())
 
 
 def explain_new(found: NewInstances) -> list[str]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ...module_utils.common.endpoint import OPERATOR
 from ...module_utils.common.errors import Problem, natural
 from ...module_utils.common.generations import (
     DEPLOY,
@@ -23,7 +22,7 @@ from ...module_utils.common.minimum import WORD, refusals
 from ..desired.actions import ALIVE
 from ..desired.endpoint_settings import NOT_IN_RUN
 from ..desired.node_state import NodeState, ObservedInstance
-from ..endpoint.balancer_plan import BalancerPlan, instance_of
+from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.servers import Instance
 from ..generations.revisions import RevisionChange
 from ..generations.sources import INVENTORY
@@ -366,6 +365,7 @@ class _HostRollout:
         self.revisions = {name: revision.hosts.get(plan.host.name) for name, revision in revisions.items()}
         self.name = plan.host.name
         self.balancers = balancers
+        self.drained = [item.drained_by_operator() for item in balancers]
         state = plan.host.state
         self.running: dict[str, ObservedInstance] = (
             {item.name: item for item in state.instances} if state else {}
@@ -468,12 +468,7 @@ class _HostRollout:
 
     def _drained(self, name: str) -> bool:
         """The operator has drained it in a load balancer."""
-        running = [item.host.observed for item in self.balancers if item.host.observed]
-        return any(
-            entry.get("by") == OPERATOR and instance_of(server) == f"{self.name}.{name}"
-            for observed in running
-            for server, entry in observed.drained.items()
-        )
+        return any((self.name, name) in theirs for theirs in self.drained)
 
     def _in(self, name: str, known: RecordedInstance | None) -> bool:
         """A load balancer that runs sends it requests, and the operator has not drained it."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.minimum import WORD, Count, ServingEngine, refusals, resolve_count
 from ..desired.endpoint_settings import NOT_IN_RUN
+from ..endpoint.backends import names_of
 from ..endpoint.servers import Instance, seen_servers
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan
@@ -91,8 +92,10 @@ def outside_members(plan: FleetPlan, engines: Mapping[Instance, str]) -> list[Ro
     found: dict[Instance, RolloutInstance] = {}
     for balancer in plan.balancers:
         seen = balancer.host.observed
+        # A host that gets another name is here, whatever the load balancer calls it.
+        places = {server.place for server in names_of(balancer.during).values() if server.host in here}
         for name, server in seen_servers(seen.config if seen else {}).items():
-            if server.host in here:
+            if server.host in here or server.place in places:
                 continue
             drained = name in (seen.drained if seen else ())
             there = found.get(server.of)

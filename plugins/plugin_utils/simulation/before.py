@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...module_utils.common.endpoint import OPERATOR
 from ...module_utils.common.hashing import text_hash
 from ..desired.actions import ALIVE
 from ..desired.fleet import Host
@@ -186,11 +185,7 @@ def _balancer(plan: BalancerPlan) -> SimulatedBalancer:
     found.unproven.clear()
     found.exists = observed.running
     found.drained = set(observed.drained) & found.servers.keys()
-    found.by_operator = frozenset(
-        found.servers[name].of
-        for name, entry in observed.drained.items()
-        if name in found.servers and entry.get("by") == OPERATOR
-    )
+    found.by_operator = plan.drained_by_operator()
     key = plan.instance_key
     if key.sent:
         found.key = PRESENT if observed.files.get(INSTANCE_MAP) == _sent(plan) else FORMER

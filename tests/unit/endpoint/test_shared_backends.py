@@ -106,19 +106,23 @@ def test_a_server_stays_drained_when_its_backend_gets_another_name(world: Reload
     assert world.ask("chat") == 503
 
 
-def test_an_instance_that_moves_to_another_port_keeps_its_drain(world: ReloadedHaproxy) -> None:
-    """The operator drained the instance, wherever it listens; its old server is drained as long as it is there."""
+@pytest.mark.parametrize("host", ["n1", "second"])
+def test_an_instance_that_moves_to_another_port_keeps_its_drain(world: ReloadedHaproxy, host: str) -> None:
+    """The operator drained the instance, wherever it listens; its old server is drained as long as it is there.
+
+    Also where its host gets another name.
+    """
     old, new, beside = world.engine(), world.engine(), world.engine()
     before = (server("blue", old, "chat"), server("green", beside, "chat"))
-    after = (replace(before[0], port=new), before[1])
+    after = (replace(before[0], host=host, port=new), replace(before[1], host=host))
     world.configure(*before)
     world.becomes(f"blue:green/n1.green-0:{beside}", "up")
     world.drain(f"blue:green/n1.blue-0:{old}")
-    world.configure(*changing_servers(after, before))
-    states = {port: world.state(f"blue:green/n1.blue-0:{port}") for port in (old, new)}
+    world.configure(*changing_servers(after, [replace(server, host=host) for server in before]))
+    states = {port: world.state(f"blue:green/{host}.blue-0:{port}") for port in (old, new)}
     assert states == {old: "drain", new: "drain"}
     world.configure(*after)
-    assert world.state(f"blue:green/n1.blue-0:{new}") == "drain"
+    assert world.state(f"blue:green/{host}.blue-0:{new}") == "drain"
     assert {world.ask("chat") for _ in range(4)} == {beside}
 
 

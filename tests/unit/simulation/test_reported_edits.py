@@ -141,3 +141,27 @@ def test_what_a_change_of_partition_modes_takes_is_gone_before_the_batches() -> 
     base = Inventory(four, ELSEWHERE, (ada, bob), dict.fromkeys(four, "CPX"))
     less = ({**ada, "port": 8020}, {**bob, "port": 8400, "hosts": ["n1", "n2"]})
     assert fewest(base, deployments=less, modes={**base.modes, "n3": "SPX"})["lb"] >= 4
+
+
+RENAMED = {**BALANCER, "second": HOSTS["n2"]}
+
+
+def test_a_host_of_another_name_is_no_capacity_twice() -> None:
+    """Load balancers name its instances by its former name until they are configured anew."""
+    base = edited(BASE, balancers=ELSEWHERE, deployments=(llama(hosts=["n2"]),))
+    after = edited(base, hosts=RENAMED, deployments=(llama(gpus=[1, 0], hosts=["second"]),))
+    with pytest.raises(FleetError) as error:  # both change together
+        planned(after, settled(base).renamed({"n2": "second"}))
+    assert "have to change together" in error.value.problems[0].text()
+
+
+def test_what_the_operator_drained_stays_so_under_another_name_of_its_host() -> None:
+    base = edited(BASE, balancers=ELSEWHERE)
+    before = settled(base)
+    server = next(
+        name for name in before.seen["lb"]["config"]["backends"][0]["servers"] if name["host"] == "n2"
+    )
+    before.seen["lb"]["out"] = {f"llama/{server['name']}": {"state": "drain", "by": "operator", "since": "x"}}
+    after = edited(base, hosts=RENAMED, deployments=(llama(**FLAG),))
+    done = planned(after, before.renamed({"n2": "second"}))
+    assert done.simulate().violations == ()
