@@ -30,6 +30,8 @@ from .watch import Watcher
 RATE = 12.0  # requests per second, over all addresses and names
 SETTLE_SECONDS = 3.0
 PORT = 8443
+GAP = "is unavailable while"
+"""What a plan says of a model that nothing serves for a while."""
 KEYS = {"first": "k" * 43, "second": "q" * 43}
 
 
@@ -204,11 +206,12 @@ class EditedLab:
         return step
 
     def refused(self, after: Inventory) -> str:
-        """Why the planner refuses an edit; nothing if it does not."""
+        """Why the planner refuses an edit, or says that a model's only engine changes; nothing if it does not."""
         self.write(after)
         run = self.lab.play("deploy", "--check")
         if run.rc == 0:
-            return ""
+            said = " ".join(run.out.split())
+            return said[said.index(GAP) - 60 :][:160] if GAP in said else ""
         found = [record["result"] for record in run.records if record["module"] == "fleet_plan"]
         assert found, run.out[-4000:]
         assert found[-1].get("msg"), run.out[-4000:]

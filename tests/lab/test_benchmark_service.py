@@ -136,6 +136,7 @@ def test_a_new_fleet_is_measured_before_it_enters(endpoint: Endpoint) -> None:
     assert modules.index("vllm_bench") < modules.index("haproxy_config")
 
 
+@pytest.mark.deep
 def test_site_measures_a_new_host_and_sends_nothing_to_what_serves(endpoint: Endpoint) -> None:
     """Counted at the engines of the host that serves: there is no request but those of the load balancer."""
     lab = endpoint.lab
@@ -219,6 +220,7 @@ def test_a_live_measurement_goes_through_the_load_balancer_at_its_rate(both: End
     assert both.key not in run.out + json.dumps(run.records) + json.dumps(summary)
 
 
+@pytest.mark.deep
 def test_what_the_operator_drained_is_measured_and_stays_drained(both: Endpoint) -> None:
     lab = both.lab
     out = lab.play("drain", "--limit", "lab-n2,lab-n1", "-e", "instance=llama-1", "-e", "at_once=true")

@@ -138,10 +138,16 @@ BAD = {
     "name",
     [
         "slow",
-        "dies_at_first_request",
         *(
             pytest.param(name, marks=MORE)
-            for name in ("less_accurate", "perturbed", "garbage", "never_starts", "dies_under_load")
+            for name in (
+                "dies_at_first_request",
+                "less_accurate",
+                "perturbed",
+                "garbage",
+                "never_starts",
+                "dies_under_load",
+            )
         ),
     ],
 )

@@ -190,6 +190,7 @@ def test_what_was_stopped_stays_so_and_what_serves_comes_back(node: Node) -> Non
     assert (again.rc, again.changed()) == (0, []), again.out
 
 
+@pytest.mark.deep
 def test_after_a_boot_it_waits_for_clean_gpus_and_then_serves_by_itself(node: Node) -> None:
     node.lab.on(HOST, STRANDED)
     node.lab.reboot(HOST)

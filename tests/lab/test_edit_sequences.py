@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(3600)]
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ten_edits_in_a_row(lab_up: list[str], tmp_path_factory: pytest.TempPathFactory, seed: str) -> None:
-    """An edit that is refused by name is left out, and another one drawn."""
+    """An edit that is refused by name, or whose plan tells of a gap, is left out, and another one drawn."""
     source = random.Random(seed)
     draw = Seeded(source)
     reset_lab()

@@ -212,6 +212,7 @@ def test_no_secret_where_it_does_not_belong(fleet: Lab) -> None:
 # ---- a host reboots ----------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_no_request_is_lost_while_a_host_is_prepared_and_reboots(fleet: Lab) -> None:
     path = fleet.inventory / "hosts.yml"
     before = path.read_text()

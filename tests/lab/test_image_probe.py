@@ -37,6 +37,7 @@ def plans(run: Run) -> list[dict[str, Any]]:
     return [record["result"] for record in run.records if record["module"] == "fleet_plan"]
 
 
+@pytest.mark.deep
 def test_an_unknown_image_is_deployed_in_one_run(fresh_lab: Lab) -> None:
     lab = fresh_lab
     lab.write_vars(vllm_deployments=[deployment()])

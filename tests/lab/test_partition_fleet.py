@@ -189,6 +189,7 @@ def cut_off(fleet: Lab) -> None:
     "# ls /sys/class/kfd/kfd/proc",
     "# systemctl is-enabled instinct-partition.service",
 )
+@pytest.mark.deep
 def test_what_was_cut_off_is_finished(fleet: Lab) -> None:
     first = fleet.hosts[0]
     fleet.write_vars(**SERVED, **MODES)
@@ -219,6 +220,7 @@ def test_what_was_cut_off_is_taken_back(fleet: Lab) -> None:
 
 
 @runs(HURRIED)
+@pytest.mark.deep
 def test_back_in_a_hurry(fleet: Lab) -> None:
     first = fleet.hosts[0]
     fleet.write_vars(**SERVED, **MODES)

@@ -210,18 +210,13 @@ def goes_on(lab: Lab, task: str, canary: bool | None) -> None:
     assert (again.rc, again.changed()) == (0, []), again.out[-3000:]
 
 
-@pytest.mark.parametrize(("task", "canary"), MOMENTS[2:3])
-def test_a_run_that_died_is_ended_by_the_next(endpoint: Endpoint, task: str, canary: bool | None) -> None:
-    goes_on(endpoint.lab, task, canary)
-
-
 @pytest.mark.deep
-@pytest.mark.parametrize(("task", "canary"), [*MOMENTS[:2], *MOMENTS[3:], *DEEP])
+@pytest.mark.parametrize(("task", "canary"), [*MOMENTS, *DEEP])
 def test_wherever_it_died(endpoint: Endpoint, task: str, canary: bool | None) -> None:
     goes_on(endpoint.lab, task, canary)
 
 
-@pytest.mark.deep  # in every run, test_canary stops one that dies at its first request
+@pytest.mark.deep
 def test_one_that_does_not_start_stops_the_upgrade(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     before = runs(lab)

@@ -150,6 +150,25 @@ class ObservedBalancer:
             drained=dict(found["out"] or {}),
         )
 
+    def on_hosts(self, known: Collection[str], owners: Mapping[str, str]) -> ObservedBalancer:
+        """Return the same, with servers on the hosts that their addresses belong to.
+
+        known: hosts whose servers stay theirs. owners: hosts by their addresses.
+        """
+        backends = [
+            {
+                **backend,
+                "servers": [
+                    server
+                    if server["host"] in known
+                    else {**server, "host": owners.get(server["address"], server["host"])}
+                    for server in backend["servers"]
+                ],
+            }
+            for backend in self.config.get("backends") or ()
+        ]
+        return replace(self, config={**self.config, "backends": backends}) if backends else self
+
     @cached_property
     def asked_at(self) -> Mapping[tuple[str, str], frozenset[str]]:
         """Return the addresses at which it asks each instance, by the instance's host and name."""

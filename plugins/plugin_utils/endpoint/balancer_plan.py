@@ -81,16 +81,10 @@ class BalancerPlan:
     answered: Mapping[Instance, Sequence[str]] = field(default_factory=dict)
 
     def instances(self, servers: Collection[str]) -> frozenset[Instance]:
-        """Return the instances of some servers of its present configuration.
-
-        A host that gets another name has both.
-        """
+        """Return the instances of some servers of its present configuration."""
         observed = self.host.observed
         there = seen_servers(observed.config) if observed and servers else {}
-        chosen = [server for name, server in there.items() if name in servers]
-        places = {server.place for server in chosen}
-        renamed = (server for server in names_of(self.during).values() if places and server.place in places)
-        return frozenset(server.of for server in (*chosen, *renamed))
+        return frozenset(server.of for name, server in there.items() if name in servers)
 
     def drained_by_operator(self) -> frozenset[Instance]:
         """Return the instances that the operator has drained."""

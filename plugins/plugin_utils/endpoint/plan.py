@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 from ...module_utils.common.endpoint import OPERATOR
@@ -13,7 +13,7 @@ from ...module_utils.common.hashing import canonical, spec_hash, text_hash
 from ...module_utils.common.instance_key import NO_KEY, InstanceKey
 from ..desired.actions import DEBIAN, Action
 from ..desired.endpoint_settings import NOT_IN_RUN, BalancerHost, BalancerSettings, ObservedBalancer
-from ..desired.fleet import ANY, LOCAL
+from ..desired.fleet import ANY, LOCAL, Host
 from ..text import listed, plural
 from .backends import (
     Backend,
@@ -85,6 +85,24 @@ class EndpointInputs:
     hosts: tuple[BalancerHost, ...]
     fleet: frozenset[str]
     assets: EndpointAssets
+
+    def with_present_names(self, gpu_hosts: Iterable[Host]) -> EndpointInputs:
+        """Return the same, with what was observed of hosts that have another name now, as their addresses show."""
+        names: dict[str, set[str]] = {}
+        for host in gpu_hosts:
+            for address in (host.address, *(item.listen for item in host.deployments)):
+                names.setdefault(address, set()).add(host.name)
+        owners = {
+            address: min(found)
+            for address, found in names.items()
+            if len(found) == 1 and address not in (*ANY, *LOCAL)
+        }
+        hosts = []
+        for item in self.hosts:
+            here = dict.fromkeys(LOCAL, item.name) if item.name in self.fleet else {}
+            observed = item.observed and item.observed.on_hosts(self.fleet, owners | here)
+            hosts.append(replace(item, observed=observed))
+        return replace(self, hosts=tuple(hosts))
 
 
 def excluded_balancers(endpoint: EndpointInputs | None) -> tuple[tuple[str, str], ...]:

@@ -170,6 +170,7 @@ def plan_fleet(
     what is applied is resolved before. Hosts that lack what the plan needs of them are excluded, and the others planned
     without them. Raise FleetError with the problems of all hosts.
     """
+    endpoint = endpoint.with_present_names(checked.fleet.hosts) if endpoint else None
     factory.use_starts(checked.fleet.hosts)
     review = review_holds(checked.fleet, checked.selection, factory)
     if review.released:  # they are composed after all

@@ -12,7 +12,7 @@ from ..generations.sources import INVENTORY
 from .batches import Batch
 from .capacity import Capacity, services
 from .groups import ChangeGroup, change_groups
-from .members import RolloutInstance
+from .members import NOWHERE, RolloutInstance
 from .schedule import lost_together
 
 
@@ -45,6 +45,8 @@ def serving_changes(
             found.append(replace(item, changes=False, starts=starts, in_service=stays))
         elif item.new is not None:
             found.append(replace(item, changes=False, starts=not item.drained))
+        elif item.exists:  # it counts as one of those before the run
+            found.append(replace(item, changes=False, in_service=False, old=NOWHERE))
     return tuple(found)
 
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.minimum import WORD, Count, ServingEngine, refusals, resolve_count
 from ..desired.endpoint_settings import NOT_IN_RUN
-from ..endpoint.backends import names_of
 from ..endpoint.servers import Instance, seen_servers
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan
-from .members import InstanceResources, RolloutInstance
+from .members import NOWHERE, RolloutInstance
 from .policy import DEFAULT_SERIAL
 
 
@@ -76,9 +75,6 @@ def known_engines(members: Iterable[RolloutInstance]) -> list[ServingEngine]:
     ]
 
 
-NOWHERE = InstanceResources(frozenset(), frozenset())
-
-
 def outside_members(plan: FleetPlan, engines: Mapping[Instance, str]) -> list[RolloutInstance]:
     """Return the instances of hosts outside this run, as far as the load balancers' files name them.
 
@@ -92,10 +88,8 @@ def outside_members(plan: FleetPlan, engines: Mapping[Instance, str]) -> list[Ro
     found: dict[Instance, RolloutInstance] = {}
     for balancer in plan.balancers:
         seen = balancer.host.observed
-        # A host that gets another name is here, whatever the load balancer calls it.
-        places = {server.place for server in names_of(balancer.during).values() if server.host in here}
         for name, server in seen_servers(seen.config if seen else {}).items():
-            if server.host in here or server.place in places:
+            if server.host in here:
                 continue
             drained = name in (seen.drained if seen else ())
             there = found.get(server.of)

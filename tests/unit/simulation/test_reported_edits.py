@@ -165,3 +165,16 @@ def test_what_the_operator_drained_stays_so_under_another_name_of_its_host() -> 
     after = edited(base, hosts=RENAMED, deployments=(llama(**FLAG),))
     done = planned(after, before.renamed({"n2": "second"}))
     assert done.simulate().violations == ()
+
+
+def test_what_the_operator_drained_and_the_run_removes_is_one_of_all() -> None:
+    """It goes before the batches; of three engines two have to stay, as long as two can."""
+    three = llama(gpus=[0, 1, 2], instances_per_host=3, hosts=["n1"])
+    base = edited(BASE, balancers=ELSEWHERE, deployments=(three,))
+    before = settled(base)
+    before.seen["lb"]["out"] = {"llama/n1.llama-2:8002": {"state": "drain", "by": "operator", "since": "x"}}
+    two = edited(base, deployments=(llama(hosts=["n1"], **FLAG),))
+    with pytest.raises(FleetError) as error:
+        planned(two, before)
+    assert "requires 2 of 3 engines" in error.value.problems[0].text()
+    assert planned(two, before, min_in=1).simulate(min_available=1).violations == ()
