@@ -8,7 +8,7 @@ configured minimum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -97,6 +97,7 @@ def plan_rollout(
         # In the end, as what comes of another deployment may serve the same model name.
         going = tuple(group for group in groups if group.rank == REMOVAL)
         removals += [ScheduledGroups(name, going)] if going else []
+    queues.sort(key=lambda queue: _gives_up(queue.rest))
     turns, problems, warnings = schedule(queues, removals, Room(capacity))
     batches = tuple(_batch(number, turns, members) for number in range(1, len(turns) + 1))
     return Rollout(batches, capacity, services_by_deployment(members), warnings), problems
@@ -121,6 +122,15 @@ def _batch(number: int, turns: Sequence[ScheduledGroups], members: Sequence[Roll
         if any(turn.left.get(label, 0) < count for label, count in labels.items()):
             reference = None  # else it would be one engine more out of service than allowed
     return Batch(number, turn.deployment, turn.groups, _canary_instance(group), reference)
+
+
+def _gives_up(groups: Iterable[ChangeGroup]) -> bool:
+    """Return whether a model name has fewer engines afterwards: then the others that serve it change before."""
+    return any(
+        count > group.engines_gained.get(name, 0)
+        for group in groups
+        for name, count in group.engines_lost.items()
+    )
 
 
 def _ordered(

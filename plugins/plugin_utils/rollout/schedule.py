@@ -7,7 +7,7 @@ that leaves a model name waits for the one that gets it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...module_utils.common.errors import Problem
@@ -79,20 +79,20 @@ class Queue:
         if canary and len(self.sizes) > 1:
             self.sizes = self.sizes[1:]  # the canary is the first batch
 
-    def next(self, room: Room) -> ScheduledGroups | None:
-        """Take the groups that change next; None if none can at present."""
-        able = self._able()
+    def next(self, room: Room, waiting: Collection[str]) -> ScheduledGroups | None:
+        """Take the groups that change next; None if none can at present. waiting: the groups of all deployments."""
+        able = self.able(waiting)
         candidates = able[:1] if self.canary else able
         first = next((group for group in candidates if room.fits([group])), None)
         return self._turn(first, able, room) if first else None
 
-    def forced(self, room: Room) -> ScheduledGroups:
+    def forced(self, room: Room, waiting: Collection[str]) -> ScheduledGroups:
         """Take the group that comes next, although it does not fit."""
-        able = self._able()
+        able = self.able(waiting)
         return self._turn(able[0], able, room)
 
-    def _able(self) -> list[ChangeGroup]:
-        waiting = {group.key for group in self.rest}
+    def able(self, waiting: Collection[str]) -> list[ChangeGroup]:
+        """Return the groups that wait for no other one."""
         return [group for group in self.rest if group.after.isdisjoint(waiting)]
 
     def _turn(self, first: ChangeGroup, able: Sequence[ChangeGroup], room: Room) -> ScheduledGroups:
@@ -140,14 +140,15 @@ def schedule(
 
     queue_serial = {queue.deployment: queue.serial for queue in queues}
     reported: set[str] = set()
-    while any(queue.rest for queue in queues):
+    while waiting := {group.key for queue in queues for group in queue.rest}:
         before = len(turns)
         for queue in queues:
-            while queue.rest and (turn := queue.next(room)):
+            while queue.rest and (turn := queue.next(room, waiting)):
                 take(turn)
+                waiting -= {group.key for group in turn.groups}
         if len(turns) == before:
-            queue = next(queue for queue in queues if queue.rest)
-            turn = queue.forced(room)
+            queue = next(queue for queue in queues if queue.able(waiting))
+            turn = queue.forced(room, waiting)
             problems.extend(_oversized(turn.groups[0], room, reported))
             take(turn)
     for turn in removals:

@@ -128,12 +128,17 @@ def test_published_results_beside_a_run(place: Path) -> None:
     [
         (("a=slow-new-9",), "has no run slow-new-9. Did you mean slow-new-"),
         (("a=amd", "b=previous"), "no run before amd measured one of its deployments on its hosts."),
-        (("a=fast-*",), "has no run fast-*."),
-        (("a=slow-*", "b=slow-old-*"), "a and b both have slow-old-0, slow-old-1, slow-old-2"),
-        (("a=amd", "b=latest"), "a and b both have amd."),
-        (("compare_tolerance=0",), "compare_tolerance is 0, which is not a usable percentage."),
-        (("compare_tolerance=x",), "-e compare_tolerance=x: must be a number."),
-        (("alow_worse=true",), "Did you mean allow_worse?"),
+        *(
+            pytest.param(*case, marks=pytest.mark.deep)
+            for case in (
+                (("a=fast-*",), "has no run fast-*."),
+                (("a=slow-*", "b=slow-old-*"), "a and b both have slow-old-0, slow-old-1, slow-old-2"),
+                (("a=amd", "b=latest"), "a and b both have amd."),
+                (("compare_tolerance=0",), "compare_tolerance is 0, which is not a usable percentage."),
+                (("compare_tolerance=x",), "-e compare_tolerance=x: must be a number."),
+                (("alow_worse=true",), "Did you mean allow_worse?"),
+            )
+        ),
     ],
 )
 def test_mistakes(place: Path, args: tuple[str, ...], said: str) -> None:

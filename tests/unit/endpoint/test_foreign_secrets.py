@@ -171,7 +171,16 @@ def test_an_offline_plan_is_not_applied(apply: bool, offline: bool, refused: int
     assert [problem.path for problem in problems] == [("offline",)] * refused
 
 
-@pytest.mark.parametrize("playbook", ["site", "deploy", "partition", "upgrade", "rollback", "restart"])
+@pytest.mark.parametrize(
+    "playbook",
+    [
+        "site",
+        *(
+            pytest.param(name, marks=pytest.mark.deep)
+            for name in ("deploy", "partition", "upgrade", "rollback", "restart")
+        ),
+    ],
+)
 def test_every_playbook_that_applies_says_so(playbook: str, tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text("instinct: {hosts: {n1: {ansible_connection: local}}}\n")
     command = [

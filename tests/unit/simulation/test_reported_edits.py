@@ -178,3 +178,11 @@ def test_what_the_operator_drained_and_the_run_removes_is_one_of_all() -> None:
         planned(two, before)
     assert "requires 2 of 3 engines" in error.value.problems[0].text()
     assert planned(two, before, min_in=1).simulate(min_available=1).violations == ()
+
+
+def test_what_gives_a_name_up_changes_after_what_keeps_it() -> None:
+    """Else too few would be left for the others to change; it was refused, though another order does it."""
+    green = llama(name="green", gpus=[2, 3], port=8020)
+    base = edited(BASE, deployments=(llama(), green))
+    found = fewest(base, deployments=(llama(served_model_name="next"), {**green, **FLAG}))
+    assert found["n1"] >= 4

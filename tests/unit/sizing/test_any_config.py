@@ -74,6 +74,7 @@ def test_defaults_of_a_class(kind: str) -> None:
     sized({"model_type": kind, **RECORDED["defaults"][kind]}, {"tp": 8})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_name_that_vllm_registers(shape: str) -> None:
     for name in RECORDED["architectures"]:
