@@ -30,8 +30,8 @@ from .watch import Watcher
 RATE = 12.0  # requests per second, over all addresses and names
 SETTLE_SECONDS = 3.0
 PORT = 8443
-GAP = "is unavailable while"
-"""What a plan says of a model that nothing serves for a while."""
+GAP = "is unavailable while its only engine is"
+"""What a plan says of a model whose one engine it replaces; of several, it has to keep some."""
 KEYS = {"first": "k" * 43, "second": "q" * 43}
 
 

@@ -184,8 +184,6 @@ MOMENTS = [
     ("Compare with the old generation, phase measure", True),
     ("Change instances, phase serve", True),
     ("Watch instances, phase watch", True),
-]
-DEEP = [
     ("Record generations", True),
     ("Record the progress of the rollout, phase record_baseline", True),
     ("Compare with the old generation, phase judge", True),
@@ -195,8 +193,11 @@ DEEP = [
 ]
 
 
-def goes_on(lab: Lab, task: str, canary: bool | None) -> None:
-    """A run that is killed at a task, and the next one, which ends what it began."""
+@pytest.mark.deep
+@pytest.mark.parametrize(("task", "canary"), MOMENTS)
+def test_wherever_it_died(endpoint: Endpoint, task: str, canary: bool | None) -> None:
+    """The next run ends what a killed one began."""
+    lab = endpoint.lab
     new = next(FRESH)
     serve(lab, new)
     assert lab.killed_at(task, "upgrade"), task
@@ -208,12 +209,6 @@ def goes_on(lab: Lab, task: str, canary: bool | None) -> None:
     settled(lab)
     again = lab.play("upgrade")
     assert (again.rc, again.changed()) == (0, []), again.out[-3000:]
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(("task", "canary"), [*MOMENTS, *DEEP])
-def test_wherever_it_died(endpoint: Endpoint, task: str, canary: bool | None) -> None:
-    goes_on(endpoint.lab, task, canary)
 
 
 @pytest.mark.deep

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ...module_utils.common.endpoint import OPERATOR
@@ -80,16 +81,20 @@ class BalancerPlan:
     gone: tuple[str, ...] = ()
     answered: Mapping[Instance, Sequence[str]] = field(default_factory=dict)
 
-    def instances(self, servers: Collection[str]) -> frozenset[Instance]:
-        """Return the instances of some servers of its present configuration."""
-        observed = self.host.observed
-        there = seen_servers(observed.config) if observed and servers else {}
-        return frozenset(server.of for name, server in there.items() if name in servers)
+    @cached_property
+    def present(self) -> Mapping[str, BackendServer]:
+        """Return the servers of its present configuration, by "backend/server"."""
+        return seen_servers(self.host.observed.config if self.host.observed else {})
 
+    @cached_property
     def drained_by_operator(self) -> frozenset[Instance]:
         """Return the instances that the operator has drained."""
         drained = self.host.observed.drained if self.host.observed else {}
-        return self.instances([name for name, entry in drained.items() if entry.get("by") == OPERATOR])
+        return self.instances(name for name, entry in drained.items() if entry.get("by") == OPERATOR)
+
+    def instances(self, servers: Iterable[str]) -> frozenset[Instance]:
+        """Return the instances of some servers of its present configuration."""
+        return frozenset(self.present[name].of for name in servers if name in self.present)
 
     def leaving(self, host: str, instances: Collection[str]) -> list[str]:
         """Return the servers as which these instances of a host get requests, as they are called during the change."""

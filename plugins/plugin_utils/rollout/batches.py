@@ -2,8 +2,8 @@
 """Order the changes of serving instances, and limit how many change at a time. Pure.
 
 Groups of instances change in batches. The first group of a deployment is its canary and changes alone; deployments
-change one after the other, and what only goes does so in the end. No batch reduces the engines in service below the
-configured minimum.
+change one after the other, those that give a model name up last, and what only goes does so in the end. No batch
+reduces the engines in service below the configured minimum.
 """
 
 from __future__ import annotations

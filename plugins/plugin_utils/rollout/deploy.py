@@ -12,7 +12,7 @@ from ..generations.sources import INVENTORY
 from .batches import Batch
 from .capacity import Capacity, services
 from .groups import ChangeGroup, change_groups
-from .members import NOWHERE, RolloutInstance
+from .members import RolloutInstance
 from .schedule import lost_together
 
 
@@ -39,14 +39,11 @@ def serving_changes(
     for item in members:
         if item.id in batched or not item.changes:
             found.append(item)
-        elif item.host in partitioned:
-            starts = item.new is not None and not (item.in_service or item.drained)
-            stays = item.in_service and item.new is not None  # what goes is gone before the first batch
-            found.append(replace(item, changes=False, starts=starts, in_service=stays))
-        elif item.new is not None:
-            found.append(replace(item, changes=False, starts=not item.drained))
-        elif item.exists:  # it counts as one of those before the run
-            found.append(replace(item, changes=False, in_service=False, old=NOWHERE))
+        elif item.new is None:  # one of those before the run, which is gone before the first batch
+            found.append(replace(item, changes=False, in_service=False))
+        else:
+            stays = item.host in partitioned and item.in_service
+            found.append(replace(item, changes=False, starts=not (stays or item.drained)))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from ...module_utils.common.errors import Problem, natural
 from ...module_utils.common.minimum import DEFAULT_MIN_AVAILABLE, WORD, Count, resolve_count
 from ..endpoint.backends import names_of
 from ..endpoint.balancer_plan import BalancerPlan
-from ..endpoint.servers import BackendServer, Instance, seen_servers
+from ..endpoint.servers import BackendServer, Instance
 from ..plan.host_plan import FleetPlan
 from ..text import listed
 
@@ -65,14 +65,14 @@ def _shares(balancer: BalancerPlan, lost: set[str]) -> Iterator[_Share]:
     observed = balancer.host.observed
     if observed is None or not observed.running:
         return
-    seen = seen_servers(observed.config)
+    seen = balancer.present
     gone = {server.of for name, server in names_of(balancer.during).items() if name in balancer.gone}
     serving = {
         name: server
         for name, server in seen.items()
         if name not in observed.drained and server.host not in lost
     }
-    theirs = balancer.drained_by_operator()
+    theirs = balancer.drained_by_operator
     after = [
         server
         for server in names_of(balancer.backends).values()

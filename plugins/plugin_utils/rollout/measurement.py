@@ -55,11 +55,9 @@ def interrupted(host: str, name: str, operation: str, balancers: Iterable[Balanc
     return any(
         (host, name)
         in balancer.instances(
-            [
-                server
-                for server, drained in _left(balancer).items()
-                if _operation_of(drained.get("command")) == operation
-            ]
+            server
+            for server, drained in _left(balancer).items()
+            if _operation_of(drained.get("command")) == operation
         )
         for balancer in balancers
     )
@@ -145,7 +143,7 @@ def _entered(balancer: BalancerPlan, batched: Collection[str]) -> frozenset[str]
     there = {
         instance for instance, some in balancer.servers.items() if first or any(item.before for item in some)
     }
-    return frozenset(f"{host}.{name}" for host, name in there - balancer.drained_by_operator())
+    return frozenset(f"{host}.{name}" for host, name in there - balancer.drained_by_operator)
 
 
 def explain_new(found: NewInstances) -> list[str]:

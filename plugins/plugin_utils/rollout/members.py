@@ -18,9 +18,6 @@ class InstanceResources:
     share: float = 1.0
 
 
-NOWHERE = InstanceResources(frozenset(), frozenset())
-
-
 @dataclass(frozen=True)
 class RolloutInstance:
     """An instance as it is (old) and as it will be (new); None if it does not exist then.

@@ -365,7 +365,7 @@ class _HostRollout:
         self.revisions = {name: revision.hosts.get(plan.host.name) for name, revision in revisions.items()}
         self.name = plan.host.name
         self.balancers = balancers
-        self.drained = [item.drained_by_operator() for item in balancers]
+        self.drained = [item.drained_by_operator for item in balancers]
         state = plan.host.state
         self.running: dict[str, ObservedInstance] = (
             {item.name: item for item in state.instances} if state else {}

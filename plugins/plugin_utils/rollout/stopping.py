@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from ...module_utils.common.errors import Problem
 from ...module_utils.common.minimum import WORD, Count, ServingEngine, refusals, resolve_count
 from ..desired.endpoint_settings import NOT_IN_RUN
-from ..endpoint.servers import Instance, seen_servers
+from ..endpoint.servers import Instance
 from ..plan.actions import PARTITION_KINDS
 from ..plan.host_plan import FleetPlan
-from .members import NOWHERE, RolloutInstance
+from .members import InstanceResources, RolloutInstance
 from .policy import DEFAULT_SERIAL
 
 
@@ -75,6 +75,9 @@ def known_engines(members: Iterable[RolloutInstance]) -> list[ServingEngine]:
     ]
 
 
+NOWHERE = InstanceResources(frozenset(), frozenset())
+
+
 def outside_members(plan: FleetPlan, engines: Mapping[Instance, str]) -> list[RolloutInstance]:
     """Return the instances of hosts outside this run, as far as the load balancers' files name them.
 
@@ -88,7 +91,7 @@ def outside_members(plan: FleetPlan, engines: Mapping[Instance, str]) -> list[Ro
     found: dict[Instance, RolloutInstance] = {}
     for balancer in plan.balancers:
         seen = balancer.host.observed
-        for name, server in seen_servers(seen.config if seen else {}).items():
+        for name, server in balancer.present.items():
             if server.host in here:
                 continue
             drained = name in (seen.drained if seen else ())

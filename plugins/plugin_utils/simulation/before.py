@@ -181,11 +181,11 @@ def _balancer(plan: BalancerPlan) -> SimulatedBalancer:
     found = SimulatedBalancer(plan.host.name)
     if observed is None or not observed.config:
         return found
-    found.configure(seen_servers(observed.config))
+    found.configure(plan.present)
     found.unproven.clear()
     found.exists = observed.running
     found.drained = set(observed.drained) & found.servers.keys()
-    found.by_operator = plan.drained_by_operator()
+    found.by_operator = plan.drained_by_operator
     key = plan.instance_key
     if key.sent:
         found.key = PRESENT if observed.files.get(INSTANCE_MAP) == _sent(plan) else FORMER
