@@ -83,12 +83,13 @@ def requirements(
 def _models_of(model: FleetModel, server: BackendServer) -> tuple[str, ...]:
     """Return the names that the instance of a server answers to; the server's if no record has the instance.
 
-    A server whose instance has yet to come to its port is none.
+    A server whose instance has yet to come to its port is none: it listens elsewhere, or works for another server.
     """
     item = model.instances.get(server.of)
-    if item is None or (item.port not in (None, server.port)):
+    if item is None:
         return ()
-    return item.models or server.models
+    unknown = item.port is None and not item.models
+    return (item.models or server.models) if unknown or item.port == server.port else ()
 
 
 def _engines(servers: Iterable[BackendServer]) -> dict[str, dict[tuple[str, str], str]]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 
+from tests.worlds import mishaps
 from tests.worlds.edited_fleet import Inventory, Site, carried_out, edited, planned, settled
 from tests.worlds.plan_world import deployment
 
@@ -186,3 +187,16 @@ def test_what_gives_a_name_up_changes_after_what_keeps_it() -> None:
     base = edited(BASE, deployments=(llama(), green))
     found = fewest(base, deployments=(llama(served_model_name="next"), {**green, **FLAG}))
     assert found["n1"] >= 4
+
+
+def test_a_server_of_an_instance_that_works_for_another_one_is_no_engine() -> None:
+    """Wherever a run dies that makes two engines of one over two hosts, the next one goes on."""
+    span = {"nodes": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    one = deployment(name="wide", hosts=["n1", "n2"], gpus=[0], **span)
+    two = deployment(name="wide", hosts=["n1", "n2"], gpus=[0])
+    base = edited(BASE, balancers=ELSEWHERE, deployments=(one,))
+    wanted, before = edited(base, deployments=(two,)), settled(base)
+    done = planned(wanted, before)
+    for moment in mishaps.moments(done):
+        there = mishaps.died_at(moment, done, wanted, before)
+        assert planned(wanted, there).simulate().violations == (), moment.step
