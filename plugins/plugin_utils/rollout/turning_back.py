@@ -33,7 +33,13 @@ def _earlier(revision: RevisionChange, hosts: Sequence[Host]) -> int:
     if source.trial and source.trial.before is not None:
         return source.trial.before
     runs = set().union(*(running_numbers(host, name) for host in hosts)) - {number}
-    kept = {made.generation for history in histories_by_name(hosts, name) for made in history.kept}
+    # Where nothing runs: what ran last, but nothing on hosts from which a deployment of this name had been removed.
+    kept = {
+        made.generation
+        for history in histories_by_name(hosts, name)
+        if history.kept and history.kept[-1].members
+        for made in history.kept
+    }
     return max(runs or {one for one in kept if one < number}, default=0)
 
 

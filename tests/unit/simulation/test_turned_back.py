@@ -196,3 +196,20 @@ def test_one_node_alone_says_so_in_vain(deployment_name: str, change: dict[str, 
     again = planned(SWAP[1], site)
     assert again.plan.excluded
     assert all("which the inventory gives to another deployment" in why for _host, why in again.plan.excluded)
+
+
+@pytest.mark.parametrize("hosts", [["n1"], ["n2"], ["n1", "n2"]])
+def test_a_name_that_was_given_up_goes_back_to_nothing(hosts: list[str]) -> None:
+    """A deployment gets the name of a former one, whose GPUs another has now, and fails its verdict."""
+    first = of({**made("ada", 0), "hosts": ["n1"]})
+    renamed = {**made("bob", 0), "hosts": ["n1"]}
+    site = settled(first)
+    site = carried_out(planned(of(renamed), site), of(renamed), site)
+    after = of(renamed, {**made("ada", 1, port=8100), "hosts": hosts})
+    done = planned(after, site, "upgrade")
+    failed = next(failed for failed in failures(done) if failed[0]["deployment"] == "ada")
+    assert failed[0]["holds"] == {"ada": 0}
+    there = mishaps.turned_back(done, after, site, failed)
+    again = planned(after, there, "upgrade")
+    assert again.plan.excluded == ()
+    assert planned(after, carried_out(again, after, there), "upgrade").plan.changes == 0
