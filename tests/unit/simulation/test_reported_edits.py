@@ -200,3 +200,16 @@ def test_a_server_of_an_instance_that_works_for_another_one_is_no_engine() -> No
     for moment in mishaps.moments(done):
         there = mishaps.died_at(moment, done, wanted, before)
         assert planned(wanted, there).simulate().violations == (), moment.step
+
+
+def test_an_engine_over_two_hosts_that_the_operator_drained_is_one() -> None:
+    """The server on its second host, which gets no requests, counted as an engine that starts."""
+    span = {"nodes": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    wide = deployment(name="wide", hosts=["n1", "n2"], gpus=[4], port=8100, **span)
+    base = edited(BASE, balancers=ELSEWHERE, deployments=(wide, llama()))
+    before = settled(base)
+    (backend,) = before.seen["lb"]["config"]["backends"]
+    server = next(item["name"] for item in backend["servers"] if item["instance"] == "wide-0")
+    entry = {"state": "drain", "by": "operator", "since": "x"}
+    before.seen["lb"]["out"] = {f"{backend['name']}/{server}": entry}
+    assert fewest(base, before, deployments=({**wide, **FLAG}, llama(**FLAG)))["lb"] >= 3
