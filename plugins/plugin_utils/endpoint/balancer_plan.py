@@ -60,7 +60,7 @@ class BalancerPlan:
         answered: servers of other instances to which an instance answers as it runs, as these are to get its port.
         drain: servers to drain before they stop, and their hosts.
         left: servers that an earlier run left drained, and that stay.
-        gone: servers of hosts that left the inventory, to drain after instances have changed.
+        gone: servers that go and whose instance this run does not stop, to drain after instances have changed.
         undrain: servers to return to service afterwards, as they are called then; those of `left` are among them.
     """
 
@@ -116,6 +116,10 @@ class BalancerPlan:
     def has(self, gpu_host: HostBackends, instance: BackendInstance) -> bool:
         """Return whether its present configuration has an instance of a host where that listens."""
         return any(item.before for item in self._answered_by(gpu_host, instance))
+
+    def was_left(self, gpu_host: HostBackends, instance: BackendInstance) -> bool:
+        """Return whether an earlier run left an instance of a host drained."""
+        return any(item.during in self.left for item in self._answered_by(gpu_host, instance))
 
     def _answered_by(self, gpu_host: HostBackends, instance: BackendInstance) -> Iterator[ServerNames]:
         """Yield the servers of an instance that it answers as it was recorded: not those that are to come."""

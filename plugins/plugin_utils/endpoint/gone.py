@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of hosts that left the inventory: which a load balancer drains before it forgets them. Pure.
+"""Servers whose instances go on: which a load balancer drains before it forgets them. Pure.
 
-What is known of such a host is what load balancers have of it; nobody connects to it.
+Most are of hosts that left the inventory: what is known of such a host is what load balancers have of it; nobody
+connects to it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ...module_utils.common.endpoint import OPERATOR
 from ...module_utils.common.errors import natural
 from ..desired.endpoint_settings import BalancerHost, ObservedBalancer
 from ..text import plural
-from .servers import BackendServer, Instance, seen_servers
+from .servers import BackendServer, HostBackends, Instance, seen_servers
 
 FORGET = "docs/runbooks/host.md#take-a-host-apart"
 
@@ -20,21 +21,31 @@ FORGET = "docs/runbooks/host.md#take-a-host-apart"
 def gone_servers(
     during: Mapping[str, BackendServer],
     after: Iterable[BackendServer],
+    gpu_hosts: Iterable[HostBackends],
     fleet: Collection[str],
     observed: ObservedBalancer | None,
 ) -> tuple[str, ...]:
-    """Return the servers to drain because their host left the inventory, as they are called during the change.
+    """Return the servers that go and that no change of an instance drains, as they are called during the change.
+
+    Their host left the inventory, or their instance answers there, is not stopped, and is reached by another server.
 
     during: the servers by name. One that stays under the name of another host is asked by that: a host was renamed.
     What the operator has drained is not touched.
     """
     stay = {server.target for server in after}
+    answers = {
+        (gpu_host.host, item.name, item.port)
+        for gpu_host in gpu_hosts
+        for item in gpu_host.instances
+        if item.name not in gpu_host.stopping
+    }
     drained = observed.drained if observed else {}
     theirs = {name for name, entry in drained.items() if entry.get("by") == OPERATOR}
     return tuple(
         name
         for name, server in during.items()
-        if server.host not in fleet and server.target not in stay and name not in theirs
+        if server.target not in stay and name not in theirs
+        if server.host not in fleet or (*server.of, server.port) in answers
     )
 
 

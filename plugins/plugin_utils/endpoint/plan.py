@@ -207,7 +207,7 @@ def _plan(
     answered = answered_servers(during, gpu_hosts)
     drain = _drains(observed, gpu_hosts, names, answered)
     left = _left(observed, during, names)
-    gone = gone_servers(names_of(during), servers, endpoint.fleet, observed)
+    gone = gone_servers(names_of(during), servers, gpu_hosts, endpoint.fleet, observed)
     problems += interface_of(host)[1]
     packages = tuple(name for name, _unused in _missing(host))
     if observed and host.os_id not in DEBIAN and packages:
@@ -230,7 +230,8 @@ def _plan(
             wanted_files(files, host.settings, material, assets.instance_key),
             [item.during for some in names.values() for item in some if item.before and item.during in drain],
             left,
-            [names_of(during)[name] for name in gone if observed and name not in observed.drained],
+            {name: names_of(during)[name] for name in gone if observed and name not in observed.drained},
+            endpoint.fleet,
         ),
         packages=packages,
         servers=names,
@@ -346,7 +347,8 @@ def _actions(
     wanted: Mapping[str, str] | None,
     drain: Collection[str],
     left: Sequence[str],
-    gone: Sequence[BackendServer] = (),
+    gone: Mapping[str, BackendServer],
+    fleet: Collection[str],
 ) -> tuple[Action, ...]:
     observed = host.observed
     before, source = "absent" if observed else "unknown", "the distribution's package"
@@ -354,14 +356,23 @@ def _actions(
         Action(name, ROLE, name, before, "installed", reason, source) for name, reason in _missing(host)
     ]
     reason = "this run stops it; it is drained first, so running requests can finish"
-    drain, gone = (drain, gone) if observed and observed.running else ((), ())
+    drain, gone = (drain, gone) if observed and observed.running else ((), {})
     actions += [
         Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments") for name in drain
     ]
     reason = "the host left the inventory; running requests finish before the load balancer forgets it"
-    for left_host in dict.fromkeys(server.host for server in gone):
-        target = f"{plural(_count(one for one in gone if one.host == left_host), 'instance')} of {left_host}"
+    leaving = [server for server in gone.values() if server.host not in fleet]
+    for left_host in dict.fromkeys(server.host for server in leaving):
+        target = (
+            f"{plural(_count(one for one in leaving if one.host == left_host), 'instance')} of {left_host}"
+        )
         actions.append(Action("drain", ROLE, target, "in service", "drained", reason, "the group instinct"))
+    reason = "its instance is reached by another server; running requests finish before the load balancer forgets it"
+    actions += [
+        Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments")
+        for name, server in gone.items()
+        if server.host in fleet
+    ]
     change = _difference(host, backends, wanted)
     if change:
         before = (

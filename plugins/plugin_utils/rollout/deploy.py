@@ -35,9 +35,6 @@ def serving_changes(
         group for group in change_groups(members) if not at_once and set(partitioned).isdisjoint(group.hosts)
     ]
     batched = {item.id for group in _in_batches(groups) for item in group.members}
-    drained = {
-        item.wanted_engine for item in members if item.drained
-    }  # whichever of its servers gets requests
     found = []
     for item in members:
         if item.id in batched or not item.changes:
@@ -46,8 +43,7 @@ def serving_changes(
             found.append(replace(item, changes=False, in_service=False))
         else:
             stays = item.host in partitioned and item.in_service
-            starts = not stays and item.wanted_engine not in drained
-            found.append(replace(item, changes=False, starts=starts))
+            found.append(replace(item, changes=False, starts=not (stays or item.drained)))
     return tuple(found)
 
 

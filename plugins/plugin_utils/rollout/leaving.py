@@ -79,6 +79,7 @@ def _shares(balancer: BalancerPlan, lost: set[str]) -> Iterator[_Share]:
         if server.host not in lost and server.of not in theirs
     ]
     stay = {server.deployment for server in after}
+    gone -= {server.of for server in after}
     for model in dict.fromkeys(model for server in serving.values() for model in server.models):
         now = _engines(serving.values(), model)
         leaving = [server for server in now.values() if server.of in gone]

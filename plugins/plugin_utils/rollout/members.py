@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from ...module_utils.common.errors import natural
 
@@ -28,7 +28,7 @@ class RolloutInstance:
         models, old_models: the names that clients may ask its engine for; () if they reach it in no load balancer.
         changes: this run changes it.
         in_service: it is in service, as far as the load balancers show.
-        drained: the operator has drained it, and it does not enter service by itself.
+        drained: the operator has drained its engine, which does not enter service by itself.
         headless: it works for another server, and receives no requests.
         starts: it starts before the first batch, and serves from then on.
     """
@@ -68,6 +68,12 @@ class RolloutInstance:
     def present_engine(self) -> str:
         """Return what it has in common with those it works with, before the first batch."""
         return (self.engine if self.starts else self.old_engine) or self.id
+
+
+def as_drained(members: Sequence[RolloutInstance]) -> list[RolloutInstance]:
+    """Return the members, those that work for a server that the operator has drained as drained, too."""
+    drained = {item.wanted_engine for item in members if item.drained and not item.headless}
+    return [replace(item, drained=item.wanted_engine in drained) for item in members]
 
 
 def sorted_members(members: Iterable[RolloutInstance]) -> tuple[RolloutInstance, ...]:

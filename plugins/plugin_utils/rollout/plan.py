@@ -33,7 +33,7 @@ from ..text import plural
 from .batches import Batch, CanaryProgress, Rollout, plan_rollout
 from .deploy import awaited_hosts, operation_of, serving_changes
 from .measurement import grouped, interrupted, shorten, why_unmeasured, with_head
-from .members import InstanceResources, RolloutInstance, sorted_members
+from .members import InstanceResources, RolloutInstance, as_drained, sorted_members
 from .policy import RolloutPolicy, parse_policy
 from .steps import (
     COMING_BACK,
@@ -164,12 +164,8 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     hosts = {host.host.name: _HostRollout(host, revisions, plan.balancers, earlier) for host in plan.hosts}
     continued = wanted.operation in (DEPLOY, UPGRADE)
     trials = _trials(hosts.values(), revisions) if continued else {}
-    members = sorted_members(
-        (
-            *(member for host in hosts.values() for member in host.members(wanted, trials)),
-            *outside_members(plan, _spanning(hosts.values())),
-        )
-    )
+    here = [member for host in hosts.values() for member in host.members(wanted, trials)]
+    members = sorted_members(as_drained([*here, *outside_members(plan, _spanning(hosts.values()))]))
     if wanted.operation in MEASUREMENTS:
         members = with_head(members)
     operations = {name: operation_of(wanted.operation, revision) for name, revision in revisions.items()}
@@ -401,7 +397,10 @@ class _HostRollout:
                 headless=any(one.member.headless for one in (item or known,) if one),
                 resources_known=not there or place is not None,
             )
-            yield replace(member, changes=self._changes(member, wanted, member.id in unjudged))
+            changes = self._changes(member, wanted, member.id in unjudged)
+            # What an earlier run left drained returns before the others change, or when it has changed itself.
+            waits = changes and self._left(known)
+            yield replace(member, changes=changes, in_service=member.in_service and not waits)
 
     def _changes(self, member: RolloutInstance, wanted: RolloutRequest, unjudged: bool) -> bool:
         if wanted.operation in MEASUREMENTS:
@@ -469,6 +468,11 @@ class _HostRollout:
     def _drained(self, name: str) -> bool:
         """The operator has drained it in a load balancer."""
         return any((self.name, name) in theirs for theirs in self.drained)
+
+    def _left(self, known: RecordedInstance | None) -> bool:
+        """An earlier run left it drained in a load balancer."""
+        here = host_backends(self.plan)
+        return known is not None and any(item.was_left(here, known.backend) for item in self.balancers)
 
     def _in(self, name: str, known: RecordedInstance | None) -> bool:
         """A load balancer that runs sends it requests, and the operator has not drained it."""

@@ -142,7 +142,7 @@ class Playbook:
             if (gone := self._plan(name)["balancer"]["gone"])
         ]
         if calls:
-            self._step("draining servers of hosts that left the inventory", calls)
+            self._step("draining servers that load balancers forget", calls)
         for name in names:
             undrain = self._plan(name)["balancer"]["undrain"]
             self._update(name, "backends", undrain, "after instances have changed")

@@ -92,7 +92,7 @@ def test_what_replaces_them_serves_before() -> None:
         watch=lambda step, model: seen.append((step, model.counts.get(("lb", MODEL), 0))),
     )
     assert min(count for _unused, count in seen) == 4
-    assert ("draining servers of hosts that left the inventory", 4) in seen
+    assert ("draining servers that load balancers forget", 4) in seen
 
 
 @pytest.mark.parametrize(

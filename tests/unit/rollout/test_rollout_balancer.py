@@ -221,12 +221,12 @@ def test_engines_that_are_there_and_that_serve(changes: dict[str, Any], there: i
     ("by", "name", "serving"),
     [
         ("operator", A1, 3),
-        ("run", A1, 4),
+        ("run", A1, 3),  # it changes, and returns only then
         ("operator", "llama/n1.llama-11:8001", 4),
         ("operator", "llama/n3.llama-1:8001", 4),
     ],
 )
-def test_what_the_operator_took_out_does_not_serve(by: str, name: str, serving: int) -> None:
+def test_what_was_taken_out_does_not_serve(by: str, name: str, serving: int) -> None:
     states, (balancer,) = served(PAIR)
     there = applied(planned(states, PAIR, [balancer]).balancers[0], out={name: {"state": "drain", "by": by}})
     wanted = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]

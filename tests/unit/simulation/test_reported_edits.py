@@ -213,3 +213,35 @@ def test_an_engine_over_two_hosts_that_the_operator_drained_is_one() -> None:
     entry = {"state": "drain", "by": "operator", "since": "x"}
     before.seen["lb"]["out"] = {f"{backend['name']}/{server}": entry}
     assert fewest(base, before, deployments=({**wide, **FLAG}, llama(**FLAG)))["lb"] >= 3
+
+
+def test_two_engines_over_two_hosts_one_of_which_the_operator_drained_do_not_both_leave() -> None:
+    """The server on its second host counted as one that enters service when the first one had changed."""
+    span = {"nodes": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "hosts": ["n1", "n2"]}
+    ada, bob = (
+        deployment(name=name, gpus=[gpu], port=port, **span)
+        for name, gpu, port in (("ada", 4, 8100), ("bob", 5, 8120))
+    )
+    other = llama(served_model_name="other", hosts=["n1"])
+    base = edited(BASE, balancers=ELSEWHERE, deployments=(ada, bob, other))
+    before = settled(base)
+    backend = next(item for item in before.seen["lb"]["config"]["backends"] if MODEL in item["models"])
+    server = next(item["name"] for item in backend["servers"] if item["instance"] == "bob-0")
+    entry = {"state": "drain", "by": "operator", "since": "x"}
+    before.seen["lb"]["out"] = {f"{backend['name']}/{server}": entry}
+    wanted = edited(base, deployments=({**ada, **FLAG}, {**bob, "port": 8000}, {**other, "port": 8120}))
+    with pytest.raises(FleetError, match="only 1 of 2 engines of ada and bob serve"):
+        planned(wanted, before)
+
+
+@pytest.mark.parametrize("operation", ["deploy", "upgrade"])
+def test_what_is_reached_by_another_server_again_is_drained_before_it_is_forgotten(operation: str) -> None:
+    """An instance that listens on all addresses answered at the one of a run that died, too."""
+    base = edited(BASE, balancers=HOSTS, deployments=(llama(listen="0.0.0.0"),))
+    before, wanted = settled(base), edited(base, deployments=(llama(),))
+    done = planned(wanted, before, operation)
+    for moment in mishaps.moments(done):
+        there = mishaps.died_at(moment, done, wanted, before)
+        again = planned(base, there, operation)
+        assert again.simulate().violations == (), moment.step
+        assert planned(base, carried_out(again, base, there)).plan.changes == 0
