@@ -95,9 +95,12 @@ def todo_hosts(
             mine["measure"] = [item for item in mine["instances"] if item["name"] in measured[name]]
         if name in data["balancers"]:
             mine["balancer"] = {**data["balancers"][name], "undrain_first": first[name], "first": early[name]}
-        found.append(
-            {"name": name, "groups": names, "plan": {**mine, **balancer_steps(balancers, name, rollout)}}
-        )
+        mine |= balancer_steps(balancers, name, rollout)
+        if mine.get("partition"):
+            # What spans hosts starts after all of these, and comes back when the others do.
+            spans = {*mine.get("spans", ()), *(rollout.batched(name) if rollout else ())}
+            mine["partition"] = {**mine["partition"], "into": _moving(balancers, name, spans, "undrain")}
+        found.append({"name": name, "groups": names, "plan": mine})
     return found
 
 
@@ -119,10 +122,21 @@ def balancer_steps(
     Those of instances that change in batches leave with their batch.
     """
     batched = set(rollout.batched(host)) if rollout else set()
-    states = [(balancer.host.name, balancer.drain_steps(host, batched)) for balancer in balancers]
-    out = [{"balancer": name, "servers": item["drain"]} for name, item in states if item["drain"]]
-    into = [{"balancer": name, "servers": item["undrain"]} for name, item in states if item["undrain"]]
-    return {**({"out": out} if out else {}), **({"into": into} if into else {})}
+    found = {
+        key: _moving(balancers, host, batched, step) for key, step in (("out", "drain"), ("into", "undrain"))
+    }
+    return {key: servers for key, servers in found.items() if servers}
+
+
+def _moving(
+    balancers: Iterable[BalancerPlan], host: str, without: Collection[str], step: str
+) -> list[dict[str, Any]]:
+    """Return the servers of a host to drain or undrain in each load balancer that has some.
+
+    without: names of instances whose servers are left out.
+    """
+    states = ((balancer.host.name, balancer.drain_steps(host, without)[step]) for balancer in balancers)
+    return [{"balancer": name, "servers": servers} for name, servers in states if servers]
 
 
 def _unbatched(batched: Iterable[str], part: Mapping[str, Any]) -> dict[str, list[str]]:

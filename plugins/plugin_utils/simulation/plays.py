@@ -207,7 +207,8 @@ class Playbook:
             servers = [item for item in part["servers"] if item["name"] in part["partition"]["serve"]]
             calls.append((host, "vllm_server", {"servers": servers, "remove": part["partition"]["remove"]}))
         self._step(f"starting the instances of {names} again", calls)
-        self._balance(f"returning {names} to service", parts, "into", "ready")
+        back = {host: part["partition"] for host, part in parts.items()}
+        self._balance(f"returning {names} to service", back, "into", "ready")
 
     def _balance(self, text: str, parts: Mapping[str, Args], key: str, state: str) -> None:
         calls = [

@@ -245,3 +245,16 @@ def test_what_is_reached_by_another_server_again_is_drained_before_it_is_forgott
         again = planned(base, there, operation)
         assert again.simulate().violations == (), moment.step
         assert planned(base, carried_out(again, base, there)).plan.changes == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"gpus": [6]}])
+def test_an_engine_over_hosts_that_are_partitioned_one_after_the_other_is_awaited_after_them(
+    more: dict[str, Any],
+) -> None:
+    """It was awaited when its first host had changed, and starts when all have."""
+    span = {"nodes": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "hosts": ["n1", "n2"]}
+    wide = deployment(name="wide", gpus=[4], port=8100, **span)
+    hosts = {**HOSTS, "n3": "192.0.2.13"}
+    base = edited(BASE, hosts=hosts, balancers=ELSEWHERE, deployments=(wide, llama(hosts=["n3"])))
+    modes = {"n1": "CPX", "n2": "CPX"}
+    assert fewest(base, deployments=({**wide, **more}, llama(hosts=["n3"])), modes=modes)["lb"] >= 2
