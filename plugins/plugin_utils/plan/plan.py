@@ -110,7 +110,8 @@ def foreign_model_names(
     """Return the hosts with a record that takes the model of another deployment, each with the reason.
 
     What a load balancer asks an instance for already was given to it by an earlier inventory. So was what it serves
-    while both deployments are held together: the inventory's edit, which gives the model to the other one, was undone.
+    while its deployment and one that has the model are held together: the inventory's edit, which leaves the model to
+    that one, was undone.
     """
     asked = {
         (server.of, model)
@@ -138,7 +139,7 @@ def foreign_model_names(
                 known_to_ask = ((stages.host.name, item.name), model) in asked
                 if made.deployment in others or known_to_ask:
                     continue
-                if not all(held_together(fleet, made.deployment, other) for other in others):
+                if not any(held_together(fleet, made.deployment, other) for other in others):
                     claims.setdefault(made.deployment, {})[stages.host.name] = model
     return {
         host: f"by its record {name} serves the model {model}, which the inventory gives to another deployment. Delete "

@@ -165,20 +165,25 @@ SWAP = (
 )
 
 
-def swap_turned_back() -> Site:
-    """Two deployments exchanged names and GPUs in the run that brought the load balancer, and it failed."""
-    first = replace(SWAP[0], balancers={})
-    site = settled(first)
-    done = planned(SWAP[1], site, upgrade_min_in=0)
+def swap_turned_back(*others: dict[str, Any]) -> tuple[Inventory, Site]:
+    """Two deployments exchanged names and GPUs in the run that brought the load balancer, and it failed.
+
+    others: further deployments, which do not change.
+    """
+    first, wanted = (replace(one, deployments=(*one.deployments, *others)) for one in SWAP)
+    site = settled(replace(first, balancers={}))
+    done = planned(wanted, site, upgrade_min_in=0)
     failed = next(failed for failed in failures(done) if failed[0]["holds"] == {"ada": 1, "bob": 1})
-    site = mishaps.turned_back(done, SWAP[1], site, failed)
+    site = mishaps.turned_back(done, wanted, site, failed)
     site.seen.clear()  # it was not installed yet
-    return site
+    return wanted, site
 
 
-def test_what_was_turned_back_serves_a_name_that_the_inventory_gives_away() -> None:
-    site = swap_turned_back()
-    again = planned(SWAP[1], site)
+@pytest.mark.parametrize("others", [(), ({**made("eve", 2, port=8200), "served_model_name": "chat"},)])
+def test_what_was_turned_back_serves_a_name_that_the_inventory_gives_away(
+    others: tuple[dict[str, Any], ...],
+) -> None:
+    again = planned(*swap_turned_back(*others))
     assert again.plan.excluded == ()
     assert len(again.plan.ignored) == 2
 
@@ -190,10 +195,10 @@ def test_what_was_turned_back_serves_a_name_that_the_inventory_gives_away() -> N
 @pytest.mark.parametrize("deployment_name", ["ada", "bob"])
 def test_one_node_alone_says_so_in_vain(deployment_name: str, change: dict[str, Any]) -> None:
     """The others' records have to agree: a node may not take a name by what it says of itself."""
-    site = swap_turned_back()
+    wanted, site = swap_turned_back()
     for history in site.states["n2"]["generations"]:
         history.update(change if history["deployment"] == deployment_name else {})
-    again = planned(SWAP[1], site)
+    again = planned(wanted, site)
     assert again.plan.excluded
     assert all("which the inventory gives to another deployment" in why for _host, why in again.plan.excluded)
 
