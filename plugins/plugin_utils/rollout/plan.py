@@ -399,8 +399,8 @@ class _HostRollout:
             )
             changes = self._changes(member, wanted, member.id in unjudged)
             # What an earlier run left drained returns before the others change, or when it has changed itself.
-            waits = changes and self._left(known)
-            yield replace(member, changes=changes, in_service=member.in_service and not waits)
+            later = changes and self._left(known)
+            yield replace(member, changes=changes, in_service=member.in_service and not later)
 
     def _changes(self, member: RolloutInstance, wanted: RolloutRequest, unjudged: bool) -> bool:
         if wanted.operation in MEASUREMENTS:
