@@ -289,6 +289,7 @@ MEASURED = PLAYBOOK.replace(
 )
 
 
+@pytest.mark.deep
 def test_a_suite_is_checked_for_what_a_run_measures(fleet: Fleet) -> None:
     """The plan says what is left out, and fails for what would fail once instances are drained or started."""
     wanted = [deployment(engine_args={"max_model_len": 2048})]
@@ -310,6 +311,7 @@ def test_a_suite_is_checked_for_what_a_run_measures(fleet: Fleet) -> None:
     assert "seed-latency has offline benchmarks (latency), for which instances stop" in run.stdout
 
 
+@pytest.mark.deep
 def test_the_suite_of_each_host_is_checked(fleet: Fleet) -> None:
     """Also of the second one; and one whose instances stop is not measured beside one of running instances."""
     wanted = [deployment(engine_args={"max_model_len": 2048})]
@@ -327,6 +329,7 @@ def test_the_suite_of_each_host_is_checked(fleet: Fleet) -> None:
     assert "quick (serve) on n1; cpx (throughput) on n2." in run.stdout
 
 
+@pytest.mark.deep
 def test_a_benchmark_goes_on_where_the_same_command_was_killed(fleet: Fleet) -> None:
     measured = PLAYBOOK.replace(
         "        refresh:",
@@ -359,6 +362,7 @@ def test_a_benchmark_goes_on_where_the_same_command_was_killed(fleet: Fleet) -> 
     assert f"continues run r1, begun {begun['begun']}: {len(names)} of {7 * len(names)} cells" in again.stdout
 
 
+@pytest.mark.deep
 def test_only_a_run_that_applies_makes_secrets(fleet: Fleet) -> None:
     """A plan and a check leave the inventory's directory as it is."""
     empty = {"installed": True, "running": False, "files": {}, "applied": "", "config": {}, "out": {}}
@@ -407,6 +411,7 @@ def test_a_hold_of_the_future_is_told_and_does_not_count(fleet: Fleet) -> None:
     assert "begins in the future, and does not count" in " ".join(run.stdout.split())
 
 
+@pytest.mark.deep
 def test_what_had_to_be_asked_is_planned_for_afterwards(fleet: Fleet) -> None:
     """As site.yml does it: nobody knows n1's image, n2's is known. Then n1's engine has it, and its answer."""
     bare = Lock({image: replace(pin, software=None) for image, pin in LOCK.images.items()}, LOCK.models)

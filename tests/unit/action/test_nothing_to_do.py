@@ -42,7 +42,7 @@ def calls(place: Path, playbook: str, states: Any, *args: str) -> tuple[dict[str
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("playbook", ["deploy", "site"])
+@pytest.mark.parametrize("playbook", [pytest.param("deploy", marks=pytest.mark.deep), "site"])
 def test_one_call_on_each_of_32_hosts_and_no_byte(tmp_path: Path, playbook: str) -> None:
     fresh = {name: state(hostname=name, libtorrent=True) for name in HOSTS}
     served = {name: {**found, "balancer": NO_BALANCER} for name, found in run(fresh, llama(16)).items()}

@@ -183,17 +183,23 @@ SERVER = "vllm_server"
 @pytest.mark.parametrize(
     ("playbook", "wanted", "args", "called"),
     [
-        ("plan", NOW, (), "node_state"),
+        pytest.param("plan", NOW, (), "node_state", marks=pytest.mark.deep),
         ("deploy", NOW, (), SERVER),
         ("site", NOW, (), "vllm_bench"),
         ("upgrade", NEXT, ("-e", "canary=false", "-e", "upgrade_soak=0"), SERVER),
-        ("rollback", NOW, ("-e", "deployment=llama", "-e", "upgrade_soak=0"), SERVER),
-        ("restart", NOW, ("-e", "upgrade_soak=0"), SERVER),
-        ("partition", NOW, (), SERVER),
+        pytest.param(
+            "rollback",
+            NOW,
+            ("-e", "deployment=llama", "-e", "upgrade_soak=0"),
+            SERVER,
+            marks=pytest.mark.deep,
+        ),
+        pytest.param("restart", NOW, ("-e", "upgrade_soak=0"), SERVER, marks=pytest.mark.deep),
+        pytest.param("partition", NOW, (), SERVER, marks=pytest.mark.deep),
         ("benchmark", NOW, (), "vllm_bench"),
-        ("stop", NOW, ("-e", "at_once=true"), SERVER),
+        pytest.param("stop", NOW, ("-e", "at_once=true"), SERVER, marks=pytest.mark.deep),
         ("stop", NOW, ("--limit", "n3"), ""),
-        ("restart", NOW, ("--limit", "n3", "-e", "deployment=llama"), ""),
+        pytest.param("restart", NOW, ("--limit", "n3", "-e", "deployment=llama"), "", marks=pytest.mark.deep),
     ],
 )
 def test_one_of_three(tmp_path: Path, playbook: str, wanted: Any, args: tuple[str, ...], called: str) -> None:

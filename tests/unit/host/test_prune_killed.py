@@ -110,18 +110,19 @@ def test_every_kept_generation_can_be_rolled_back_to_without_a_network(node: Pru
     assert "the weights of a/b at 555555555555 are incomplete" in rollback(node, 5)["excluded"]["n1"]
 
 
-def points(count: int) -> list[int]:
+def points(changes: int, count: int) -> list[int]:
     """Points spread over all of a run, each at random within its part."""
     chance = random.Random(7)
-    return [chance.randrange(count * at // POINTS, count * (at + 1) // POINTS) for at in range(POINTS)]
+    return [chance.randrange(changes * at // count, changes * (at + 1) // count) for at in range(count)]
 
 
-def test_killed_at_any_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [POINTS // 3, pytest.param(POINTS, marks=pytest.mark.deep)])
+def test_killed_at_any_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "lock"))
     with FakeDocker(_place(tmp_path, "whole")) as docker:
         changes = int(run(PrunedNode(tmp_path / "whole/node", docker), -1).stderr.split()[-1])
     half_done = 0
-    for point in points(changes):
+    for point in points(changes, count):
         with FakeDocker(_place(tmp_path, str(point))) as docker:
             node = PrunedNode(tmp_path / f"{point}/node", docker)
             assert run(node, point).returncode == -signal.SIGKILL, point
@@ -131,7 +132,7 @@ def test_killed_at_any_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert node.lost() == [], point
             assert node.everything() == node.wanted(), point
             assert converge(DockerClient(docker.path), node.node, Roots(), False)["changed"] is False, point
-    assert half_done > POINTS // 2  # most of them left work
+    assert half_done > count // 2  # most of them left work
 
 
 def _place(top: Path, name: str) -> Path:

@@ -266,7 +266,7 @@ NAMES = TEXTS.filter(lambda text: may_be_given(text, "a"))
 
 
 @given(value=WORDS, items=st.lists(WORDS, min_size=1, max_size=3), mapping=st.dictionaries(NAMES, WORDS))
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_bash_hands_on_exactly_what_was_asked(
     tmp_path_factory: pytest.TempPathFactory, value: str, items: list[str], mapping: dict[str, str]
 ) -> None:

@@ -320,6 +320,7 @@ def test_all_of_a_batch_goes_back(tmp_path: Path) -> None:
     assert "1 group of earlier batches still runs generation 2" in done.out
 
 
+@pytest.mark.deep
 def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
     done = play(tmp_path, ['["vllm_server"', BAD])
     assert done.rc != 0
@@ -328,6 +329,7 @@ def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
     assert done.calls.count("hold 1") == 3  # that of both hosts, and confirmed by the other one
 
 
+@pytest.mark.deep
 def test_it_serves_again_though_it_cannot_be_held(tmp_path: Path) -> None:
     done = play(tmp_path, ['["vllm_watch"', BAD], ['"held": {'])
     assert done.calls[-4:] == [*SERVES, *CONFIRM]
@@ -342,6 +344,7 @@ def test_a_verdict_that_cannot_be_recorded_ends_the_host(tmp_path: Path) -> None
     assert "n1 can no longer be reached" in done.out
 
 
+@pytest.mark.deep
 def test_a_restart_stops_first_and_does_not_go_back(tmp_path: Path) -> None:
     done = play(tmp_path, ['["vllm_server"', "llama-1", "remove"], operation=RESTART)
     assert done.rc != 0
@@ -349,6 +352,7 @@ def test_a_restart_stops_first_and_does_not_go_back(tmp_path: Path) -> None:
     assert not [call for call in done.calls if call.startswith(("hold", "trial"))]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("canary", [False, True])
 def test_servers_of_several_hosts_all_start_before_one_is_waited_for(tmp_path: Path, canary: bool) -> None:
     """The host with the canary has more phases than the other; they go through them together all the same."""
@@ -384,6 +388,7 @@ def test_docker_that_is_dead_on_the_canary_is_no_verdict(tmp_path: Path) -> None
     assert AGAIN in done.out
 
 
+@pytest.mark.deep
 def test_docker_that_dies_in_a_late_batch_concerns_its_host_alone(tmp_path: Path) -> None:
     """The other host of the batch keeps the new generation, and serves."""
     done = play(tmp_path, ['["vllm_server"', '"llama-0"', '"llama-1"', "class=docker"])
@@ -477,6 +482,7 @@ def test_the_last_balancer_that_dies_is_blamed_and_no_host(
     assert not [call for call in done.calls if call.startswith("hold")]
 
 
+@pytest.mark.deep
 def test_all_stop_at_once(tmp_path: Path) -> None:
     done = play(tmp_path, operation=STOP)
     assert done.rc == 0, done.out
@@ -551,6 +557,7 @@ def test_what_nodes_keep_of_the_run_is_removed_once_it_is_reported(tmp_path: Pat
     assert calls[0] == ["bench_report", {"begin": {"name": "r1"}, "results_dir": "results"}]
 
 
+@pytest.mark.deep
 def test_the_offline_benchmarks_stop_it_too(tmp_path: Path) -> None:
     kinds = ("latency", "throughput")
     done = benchmark(tmp_path, variables={"benchmark_kinds": list(kinds)})
@@ -566,6 +573,7 @@ def test_one_that_fails_returns_and_the_others_are_measured(tmp_path: Path) -> N
     assert "Failed: n2: broken by the test: vllm_bench" in done.out
 
 
+@pytest.mark.deep
 def test_one_that_does_not_come_back_is_left_to_the_load_balancer(tmp_path: Path) -> None:
     """It died of the load and does not start; its server is set ready all the same, and it is tried once more."""
     done = benchmark(tmp_path, ['["vllm_server"', '"llama-0"', BAD], dying=None)
@@ -590,6 +598,7 @@ def test_what_cannot_be_drained_gets_no_load(tmp_path: Path) -> None:
     assert "Failed: batch 1 of 4: n1 llama-0: n1: broken by the test: balancer_server" in done.out
 
 
+@pytest.mark.deep
 def test_a_host_that_goes_away_does_not_end_it(tmp_path: Path) -> None:
     done = benchmark(tmp_path, dying={"n2": '["vllm_bench"'})
     assert done.rc != 0
@@ -600,6 +609,7 @@ def test_a_host_that_goes_away_does_not_end_it(tmp_path: Path) -> None:
     assert "Failed: batch 2 of 4: n2 llama-0: n2 can no longer be reached" in done.out
 
 
+@pytest.mark.deep
 def test_it_ends_where_no_load_balancer_answers(tmp_path: Path) -> None:
     done = benchmark(tmp_path, dying={"lb": '"started"'})
     assert done.rc == 2
@@ -607,6 +617,7 @@ def test_it_ends_where_no_load_balancer_answers(tmp_path: Path) -> None:
     assert "It stopped there." in done.out
 
 
+@pytest.mark.deep
 def test_an_engine_over_two_hosts_is_measured_once(tmp_path: Path) -> None:
     done = benchmark(tmp_path, old=SPAN)
     assert done.rc == 0, done.out
@@ -615,6 +626,7 @@ def test_an_engine_over_two_hosts_is_measured_once(tmp_path: Path) -> None:
     assert len(starts) == 4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("fail", "said"),
     [
