@@ -140,19 +140,23 @@ def _ordered(
     if not groups:
         return []
 
-    def suits(group: ChangeGroup) -> tuple[bool, bool, int, bool, bool]:
-        """Rank groups as canaries, the best last: the interrupted one, replacements, in service, with a reference."""
+    def left(group: ChangeGroup) -> bool:
+        """Return whether an earlier run left it drained: it takes nothing out of service, and returns."""
+        return any(item.left for item in group.members)
+
+    def suits(group: ChangeGroup) -> tuple[bool, bool, bool, int, bool, bool]:
+        """Rank groups as canaries, the best last: interrupted ones, replacements, in service, with a reference."""
         mine = not trial.judged and any(item.id == trial.canary for item in group.members)
         serves = any(item.in_service and item.exists for item in group.members)
-        return not group.after, mine, -group.rank, serves, _reference(group, members) is not None
+        return not group.after, mine, left(group), -group.rank, serves, _reference(group, members) is not None
 
     canary = max(groups, key=suits)  # of equal ones, the first
     turns: dict[tuple[str, ...], int] = {}
-    order: list[tuple[bool, int, int, int, ChangeGroup]] = []
+    order: list[tuple[bool, bool, int, int, int, ChangeGroup]] = []
     for group in groups:
         turn = turns[group.hosts] = turns.get(group.hosts, -1) + 1
-        order.append((group is not canary, group.rank, turn, len(order), group))
-    return _after_each_other([item[4] for item in sorted(order, key=lambda item: item[:4])])
+        order.append((group is not canary, not left(group), group.rank, turn, len(order), group))
+    return _after_each_other([item[5] for item in sorted(order, key=lambda item: item[:5])])
 
 
 def _after_each_other(groups: Sequence[ChangeGroup]) -> list[ChangeGroup]:

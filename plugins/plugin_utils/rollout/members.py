@@ -29,6 +29,7 @@ class RolloutInstance:
         changes: this run changes it.
         in_service: it is in service, as far as the load balancers show.
         drained: the operator has drained its engine, which does not enter service by itself.
+        left: an earlier run left it drained; it returns when it has changed.
         headless: it works for another server, and receives no requests.
         starts: it starts before the first batch, and serves from then on.
     """
@@ -45,6 +46,7 @@ class RolloutInstance:
     changes: bool = True
     in_service: bool = True
     drained: bool = False
+    left: bool = False
     headless: bool = False
     resources_known: bool = True
     starts: bool = False

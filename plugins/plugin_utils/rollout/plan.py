@@ -398,9 +398,9 @@ class _HostRollout:
                 resources_known=not there or place is not None,
             )
             changes = self._changes(member, wanted, member.id in unjudged)
-            # What an earlier run left drained returns before the others change, or when it has changed itself.
-            later = changes and self._left(known)
-            yield replace(member, changes=changes, in_service=member.in_service and not later)
+            # What does not change returns before the others do.
+            left = changes and self._left(known)
+            yield replace(member, changes=changes, left=left, in_service=member.in_service and not left)
 
     def _changes(self, member: RolloutInstance, wanted: RolloutRequest, unjudged: bool) -> bool:
         if wanted.operation in MEASUREMENTS:

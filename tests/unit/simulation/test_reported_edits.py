@@ -258,3 +258,17 @@ def test_an_engine_over_hosts_that_are_partitioned_one_after_the_other_is_awaite
     base = edited(BASE, hosts=hosts, balancers=ELSEWHERE, deployments=(wide, llama(hosts=["n3"])))
     modes = {"n1": "CPX", "n2": "CPX"}
     assert fewest(base, deployments=({**wide, **more}, llama(hosts=["n3"])), modes=modes)["lb"] >= 2
+
+
+@pytest.mark.parametrize("operation", ["deploy", "upgrade"])
+def test_what_a_run_that_died_left_drained_changes_first(operation: str) -> None:
+    """Two of three have to stay, and two serve: the third takes nothing out of service."""
+    base = edited(BASE, hosts=BALANCER, deployments=(llama(gpus=[0, 1, 2], instances_per_host=3),))
+    before, wanted = (
+        settled(base),
+        edited(base, deployments=(llama(gpus=[0, 1, 2], instances_per_host=3, **FLAG),)),
+    )
+    done = planned(wanted, before, operation)
+    for moment in mishaps.moments(done):
+        there = mishaps.died_at(moment, done, wanted, before)
+        assert planned(wanted, there, operation).simulate().violations == (), moment.step
