@@ -348,15 +348,8 @@ def readdress_host(draw: Draw, parts: Parts) -> None:
 
 
 def rename_host(draw: Draw, parts: Parts) -> None:
-    """The same machine under another name.
-
-    Not one of an engine over several hosts: generations record its hosts by name, so none of before can come back.
-    """
-    spanned = {name for item in parts["deployments"] if item.get("nodes", 1) > 1 for name in item["hosts"]}
-    names = sorted({*parts["hosts"], *parts["balancers"]} - spanned)
-    if not names:
-        return
-    name = draw.one_of(names)
+    """The same machine under another name."""
+    name = draw.one_of(sorted({*parts["hosts"], *parts["balancers"]}))
     new = machine(name) + ("" if name.endswith(RENAMED) else RENAMED)
     for key in ("hosts", "balancers", "modes"):
         parts[key] = {new if there == name else there: value for there, value in parts[key].items()}

@@ -16,6 +16,7 @@ from .endpoint_settings import GROUP as BALANCERS
 from .host_settings import ADDRESS, HostSettings, parse_address, parse_settings
 from .node_state import MALFORMED, NodeState, unreadable_state
 from .registry_override import with_own_names
+from .renamed_hosts import with_present_hosts
 
 LOOPBACK = "127.0.0.1"
 ANY, LOCAL = ("0.0.0.0", "::"), (LOOPBACK, "::1", "localhost")
@@ -136,6 +137,7 @@ def build_fleet(
     if problems:
         raise FleetError(problems)
     spans = {name: _span(found, inputs, members) for name, found in spanning.items()}
+    hosts = with_present_hosts(hosts, frozenset().union(*members.values(), inputs))
     return Fleet(tuple(hosts), tuple(unreachable), catalog, spans, tuple(excluded))
 
 

@@ -218,3 +218,28 @@ def test_a_name_that_was_given_up_goes_back_to_nothing(hosts: list[str]) -> None
     again = planned(after, there, "upgrade")
     assert again.plan.excluded == ()
     assert planned(after, carried_out(again, after, there), "upgrade").plan.changes == 0
+
+
+@pytest.mark.parametrize("renamed", [{"n1": "a"}, {"n2": "b"}, {"n1": "b", "n2": "a"}])
+def test_an_engine_over_hosts_that_have_other_names_goes_back(renamed: dict[str, str]) -> None:
+    """Its generations know its hosts by their former names."""
+    span = {"nodes": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+
+    def wide(*hosts: str) -> tuple[dict[str, Any], ...]:
+        return tuple(
+            {**named(name, gpu, port=port), **span, "hosts": list(hosts)}
+            for name, gpu, port in (("ada", 0, 8000), ("bob", 1, 8100))
+        )
+
+    before = replace(of(*wide("n1", "n2")), balancers={"lb1": "192.0.2.101"})
+    names = {name: renamed.get(name, name) for name in FLEET}
+    hosts = {names[name]: address for name, address in FLEET.items()}
+    after = replace(before, hosts=hosts, deployments=wide(*names.values()))
+    site = settled(before).renamed(renamed)
+    site = carried_out(planned(after, site), after, site)
+    again = planned(after, site, "rollback", deployment="ada")
+    assert (again.plan.excluded, again.simulate().violations) == ((), ())
+    assert again.rollout
+    assert again.rollout.batches
+    rolled_back = carried_out(again, after, site)
+    assert planned(after, rolled_back, "upgrade").plan.changes == 0
