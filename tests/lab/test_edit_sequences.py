@@ -13,15 +13,15 @@ import random
 import pytest
 
 from tests.worlds.edited_fleet import Inventory
-from tests.worlds.edits import EDITS, Seeded, compute_mode, edit
+from tests.worlds.edits import EDITS, Seeded, compute_mode, edit, virtual_address
 
 from .conftest import Lab, copy_inventory, reset_lab
 from .edited import EditedLab, machines
 
 ROW = 10
 KILLED = 3
-# Modes have a command of their own, and tests of their own.
-DRAWN = [change for change in EDITS if change is not compute_mode]
+# Both have tests of their own; modes have a command of their own, too.
+DRAWN = [change for change in EDITS if change not in (compute_mode, virtual_address)]
 FIRST = os.environ.get("EDIT_SEED", datetime.date.today().isoformat())
 SEEDS = [f"{FIRST}/{number}" for number in range(int(os.environ.get("EDIT_SEQUENCES", "10")))]
 # A run is over after half a minute to two; it dies while it plans, in a batch, or between two of them.

@@ -10,7 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import OperationRequest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
+from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import (
+    canonical,
+    spec_hash,
+    text_hash,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
     InstanceKey,
     header_map,
@@ -81,7 +85,8 @@ class RememberingFactory(InstanceFactory):
 class Inventory:
     """What an operator writes.
 
-    hosts, balancers: with their addresses; modes: the compute modes of hosts; machines: what there is.
+    hosts, balancers: with their addresses; modes: the compute modes of hosts; virtual: the load balancers' virtual
+    address; machines: what there is.
     """
 
     hosts: Mapping[str, str]
@@ -89,6 +94,7 @@ class Inventory:
     deployments: tuple[Mapping[str, Any], ...]
     modes: Mapping[str, str] = field(default_factory=dict)
     key: str = "first"
+    virtual: str = ""
     machines: Mapping[str, Sequence[str]] = field(default_factory=lambda: MACHINES)
 
 
@@ -147,9 +153,10 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
     """Plan an operation as fleet_plan does. Raise FleetError where it is refused."""
     names = list(inventory.hosts)
     states = {name: site.states.get(name, state(hostname=name)) for name in names}
-    balancers = tuple(_balancer(name, address, site) for name, address in inventory.balancers.items())
+    balancers = tuple(_balancer(name, inventory, site) for name in inventory.balancers)
     key = instance_key(inventory.key) if balancers else InstanceKey()
-    assets = EndpointAssets(DRAW, "agent\n", {item.name: MATERIAL for item in balancers}, key, "router\n")
+    material = {item.name: MATERIAL for item in balancers}
+    assets = EndpointAssets(DRAW, "agent\n", material, key, "router\n", canonical, "check\n")
     endpoint = EndpointInputs(balancers, frozenset(names), assets) if balancers else None
     own = {
         name: {
@@ -187,12 +194,17 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
     return Planned(plan, rollout, todo, operation)
 
 
-def _balancer(name: str, address: str, site: Site) -> BalancerHost:
+def _balancer(name: str, inventory: Inventory, site: Site) -> BalancerHost:
+    own = inventory.balancers[name]
+    variables = {"ansible_host": own}
+    if inventory.virtual:
+        variables["load_balancer_virtual_address"] = inventory.virtual
     if site.seen.get(name, NEVER) is None:
         raw, absent = None, "it could not be reached"
     else:
-        raw, absent = found(site.seen.get(name)), ""
-    made, problems = balancer_host(name, {"ansible_host": address}, raw, absent)
+        interfaces = [{"name": "ens1", "addresses": list(inventory.machines.get(machine(name), [own]))}]
+        raw, absent = {**found(site.seen.get(name)), "interfaces": interfaces}, ""
+    made, problems = balancer_host(name, variables, raw, absent)
     assert problems == ()
     return made
 
@@ -231,7 +243,7 @@ def configured(plan: BalancerPlan, which: str = "files") -> dict[str, Any]:
     }
     return {
         "installed": True,
-        "keepalived": False,
+        "keepalived": plan.host.settings.virtual is not None,
         "running": True,
         "files": {name: text_hash(text) for name, text in texts.items()},
         "keys": [],

@@ -145,8 +145,9 @@ def _span(made: dict[str, Any], hosts: list[str]) -> None:
 
 # ---- edits -------------------------------------------------------------------------------------------
 
+VIRTUAL = ("", "192.0.2.200/24", "192.0.2.201/24")
 Parts = dict[str, Any]
-"""An inventory in a form that edits change: hosts, balancers, modes, key, and a list of deployments."""
+"""An inventory in a form that edits change: hosts, balancers, modes, key, virtual, and a list of deployments."""
 
 
 def _one(draw: Draw, parts: Parts) -> dict[str, Any] | None:
@@ -367,11 +368,16 @@ def another_key(draw: Draw, parts: Parts) -> None:
     parts["key"] = "second" if parts["key"] == "first" else "first"
 
 
+def virtual_address(draw: Draw, parts: Parts) -> None:
+    """One that comes, another one, or none any more."""
+    parts["virtual"] = draw.one_of([item for item in VIRTUAL if item != parts["virtual"]])
+
+
 EDITS: tuple[Callable[[Draw, Parts], None], ...] = (
     rename, rename_with_its_model, served_name, another_served_name, fewer_served_names, port, swap_ports, listen,
     flags, weight, scale, move_gpus, swap_gpus, turn_gpus, move_hosts, add_deployment, remove_deployment, blue_green,
     split, join, nodes, add_balancer, remove_balancer, add_host, remove_host, rename_host, readdress_host, compute_mode,
-    another_key,
+    another_key, virtual_address,
 )  # fmt: skip
 
 
@@ -387,6 +393,7 @@ def edit(
         "balancers": dict(inventory.balancers),
         "modes": dict(inventory.modes),
         "key": inventory.key,
+        "virtual": inventory.virtual,
         "machines": inventory.machines,
         "deployments": copy.deepcopy(list(inventory.deployments)),
     }
