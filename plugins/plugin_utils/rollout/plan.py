@@ -398,8 +398,8 @@ class _HostRollout:
                 resources_known=not there or place is not None,
             )
             changes = self._changes(member, wanted, member.id in unjudged)
-            # What does not change returns before the others do.
-            left = changes and self._left(known)
+            # What does not change returns before the others do, and so does all that is measured as it is.
+            left = changes and wanted.operation not in MEASUREMENTS and self._left(known)
             yield replace(member, changes=changes, left=left, in_service=member.in_service and not left)
 
     def _changes(self, member: RolloutInstance, wanted: RolloutRequest, unjudged: bool) -> bool:
