@@ -209,7 +209,7 @@ collection: venv-dev ## build the collection, and install it in .cache/collectio
 	test -f $(INSTALLED)/MANIFEST.json && git init --quiet $(INSTALLED)
 
 # In the collection as its users get it. Versions of Python for nodes that are not installed here are left out; make test
-# leaves out pylint, too, which takes half of the time.
+# leaves out pylint, too.
 sanity: collection ## Ansible's own checks: ansible-test sanity, in the installed collection
 	$(BIN)/python -m tests.ansible_test .cache/ansible-test $(INSTALLED) sanity --color no $(SANITY_ARGS)
 

@@ -196,7 +196,7 @@ MISTAKES = {
         edit(HARDWARE, "gpu_partition_compute", "gpu_partiton_compute"),
     ),
 }  # fmt: skip
-# What is parsed has tests of its own in desired/; each of these costs a run.
+# Mistakes in values, at night: each costs a run.
 PARSED = {
     "a variable without one of its words": Mistake(
         ("hf_token_file", "secrets.yml:6", "Did you mean hf_model_token_file?"),
