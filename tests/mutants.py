@@ -50,11 +50,20 @@ CONTAINED = (
 )
 # pytest's exit codes for a test that failed, and for files that cannot be imported.
 FAILED = (1, 2, 4)
+SIMULATED = [
+    "simulation/test_plays",
+    "simulation/test_simulate",
+    "simulation/test_named_edits",
+    "simulation/test_reported_edits",
+    "simulation/test_turned_back",
+    "simulation/test_random_edits",
+]
 # By their paths below tests/unit. For other modules the imports tell.
 TESTS = {
     "measurement.shift": ["canary/test_canary"],
     "canary.verdict": ["canary/test_canary", "action/test_canary_verdict"],
     "common.redact": ["common/test_redact"],
+    "desired.renamed_hosts": ["desired/test_renamed_hosts"],
     "desired.lockfile": [
         "desired/test_lockfile",
         "tuning/test_image_software",
@@ -66,6 +75,12 @@ TESTS = {
         "endpoint/test_balancer_change",
         "endpoint/test_drain",
         "endpoint/test_virtual_address",
+    ],
+    "endpoint.gone": [
+        "endpoint/test_plan",
+        "endpoint/test_plan_properties",
+        "rollout/test_stopping",
+        "simulation/test_reported_edits",
     ],
     "endpoint.plan": [
         "endpoint/test_plan",
@@ -100,17 +115,50 @@ TESTS = {
         "rollout/test_text",
     ],
     "rollout.capacity": ["rollout/test_capacity"],
+    "rollout.deploy": [
+        "rollout/test_deploy",
+        "rollout/test_plan",
+        "rollout/test_stopping",
+        "rollout/test_rollout_balancer",
+        "simulation/test_reported_edits",
+    ],
+    "rollout.groups": [
+        "rollout/test_batches",
+        "rollout/test_rollout_balancer",
+        "simulation/test_reported_edits",
+    ],
     "rollout.proof": ["rollout/test_proof"],
+    "rollout.members": ["rollout/test_batches", "rollout/test_capacity", "simulation/test_reported_edits"],
     "rollout.steps": ["rollout/test_rollout_steps"],
+    "rollout.schedule": [
+        "rollout/test_batches",
+        "rollout/test_rollout_balancer",
+        "simulation/test_reported_edits",
+    ],
+    "rollout.turning_back": [
+        "simulation/test_turned_back",
+        "simulation/test_hold_histories",
+        "rollout/test_deploy",
+        "rollout/test_stopping",
+    ],
     "rollout.plan": ["rollout/test_plan", "desired/test_unknown_variables", "rollout/test_rollout_balancer"],
     "serving.converge": ["serving/test_converge_faults", "serving/test_converge"],
     "sizing.fit": ["sizing/test_fit_small", "sizing/test_fit_vllm", "sizing/test_fit"],
     "sizing.kv_cache": ["sizing/test_kvcache", "sizing/test_fit_vllm", "sizing/test_fit"],
     "sizing.quantized": ["sizing/test_quantized", "sizing/test_fit"],
     "sizing.weights": ["sizing/test_weights", "sizing/test_fit_vllm", "sizing/test_fit"],
+    "simulation.before": SIMULATED,
+    "simulation.calls": SIMULATED,
+    "simulation.clients": ["simulation/test_named_edits", "simulation/test_reported_edits"],
     "simulation.model": ["simulation/test_model"],
+    "simulation.plays": SIMULATED,
     "simulation.rules": ["simulation/test_rules"],
     "simulation.simulate": ["simulation/test_simulate"],
+    "simulation.text": [
+        "simulation/test_named_edits",
+        "simulation/test_replaced_host",
+        "simulation/test_reported_edits",
+    ],
     "weights.download": ["weights/test_download_faults", "weights/test_download"],
 }
 SWAPS: dict[type[ast.AST], Any] = {

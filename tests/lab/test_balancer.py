@@ -255,7 +255,9 @@ def test_a_killed_instance_takes_only_its_own_streams(endpoint: Endpoint) -> Non
     failed = [item for item in load.outcomes if item.problem]
     print(load.assert_accounted(at_least=100))
     lost = {server: count - broken[server] for server, count in endpoint.broken().items()}
-    assert 0 < len(failed) <= lost.pop(name)
+    # What had no answer yet on a connection that was kept, HAProxy ends without a word and does not count.
+    counted = [item for item in failed if not item.problem.startswith("kept connection")]
+    assert 0 < len(counted) <= lost.pop(name)
     assert not any(lost.values()), lost
     assert all(item.begun < killed and item.begun + item.seconds > asked for item in failed)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import signal
 import subprocess
 import threading
@@ -42,6 +43,8 @@ from tests.worlds.balancer_world import DRAW
 from tests.worlds.defaults import balancer_settings
 from tests.worlds.programs import program
 from tests.worlds.strangers_world import EngineServer
+
+LISTEN = "0A"  # a state in /proc/net/tcp
 
 
 class ReloadedHaproxy:
@@ -85,7 +88,18 @@ class ReloadedHaproxy:
             text = text.replace(line, "")
         files = {"haproxy.cfg": text, "balancer.json": json.dumps(data), "agent.py": "pass\n"}
         converge(files, False, self.paths, self._run)
+        # The one before is told to stop once this one runs, and takes a few connections more until it has heard.
+        eventually("one HAProxy that listens", lambda: self._listening() == 1)
         return backends
+
+    def _listening(self) -> int:
+        """Return how many of HAProxy's processes listen at its port."""
+        assert self.process
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        at = f":{self.port:04X}"
+        sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(at) and line[3] == LISTEN}
+        workers = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return sum(not sockets.isdisjoint(_open_files(pid)) for pid in workers)
 
     def _run(self, command: Sequence[str]) -> tuple[int, str]:
         if command[0] != "systemctl":
@@ -153,6 +167,15 @@ class ReloadedHaproxy:
         if self.process:
             self.process.kill()
             self.process.wait()
+
+
+def _open_files(pid: str) -> set[str]:
+    """Return what the files that a process has open are links to; none of one that has ended."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            found.add(os.readlink(entry))
+    return found
 
 
 @contextlib.contextmanager
