@@ -51,6 +51,7 @@ CONTAINED = (
 # pytest's exit codes for a test that failed, and for files that cannot be imported.
 FAILED = (1, 2, 4)
 SIMULATED = [
+    "simulation/test_calls",
     "simulation/test_plays",
     "simulation/test_simulate",
     "simulation/test_named_edits",
