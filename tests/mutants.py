@@ -51,7 +51,6 @@ CONTAINED = (
 # pytest's exit codes for a test that failed, and for files that cannot be imported.
 FAILED = (1, 2, 4)
 SIMULATED = [
-    "simulation/test_calls",
     "simulation/test_plays",
     "simulation/test_simulate",
     "simulation/test_named_edits",
@@ -148,8 +147,16 @@ TESTS = {
     "sizing.kv_cache": ["sizing/test_kvcache", "sizing/test_fit_vllm", "sizing/test_fit"],
     "sizing.quantized": ["sizing/test_quantized", "sizing/test_fit"],
     "sizing.weights": ["sizing/test_weights", "sizing/test_fit_vllm", "sizing/test_fit"],
-    "simulation.before": SIMULATED,
-    "simulation.calls": SIMULATED,
+    "simulation.before": [
+        "simulation/test_before",
+        "simulation/test_named_edits",
+        "simulation/test_reported_edits",
+    ],
+    "simulation.calls": [
+        "simulation/test_calls",
+        "simulation/test_simulate",
+        "simulation/test_reported_edits",
+    ],
     "simulation.clients": ["simulation/test_named_edits", "simulation/test_reported_edits"],
     "simulation.model": ["simulation/test_model"],
     "simulation.plays": SIMULATED,

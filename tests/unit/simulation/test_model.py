@@ -220,3 +220,27 @@ def test_each_load_balancer_counts_for_itself() -> None:
     model.set_drained("lb", "b/n1.llama-0:8000", True)
     assert model.counts == {("lb", "m"): 0, ("lb2", "m"): 1}
     assert model.asked(("n1", "llama-0")) == [("lb2", "b/n1.llama-0:8000")]
+
+
+# ---- what another configuration forgets --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after", "forgotten"),
+    [
+        ([server()], []),
+        ([], ["b/n1.llama-0:8000"]),
+        ([server(port=8001)], ["b/n1.llama-0:8000"]),
+        ([server("n2")], ["b/n1.llama-0:8000"]),
+        # Another name of what listens there.
+        ([server(name="chat-0")], []),
+        ([server("gone", address=ALL)], []),
+    ],
+)
+def test_what_is_forgotten_while_it_gets_requests(after: list[Any], forgotten: list[str]) -> None:
+    servers = {f"b/{one.name}": one for one in after}
+    model = fleet(running(), lbs=(balancer(server()),))
+    assert model.forgotten("lb", servers) == forgotten
+    assert model.forgotten("another", servers) == []
+    model.set_drained("lb", "b/n1.llama-0:8000", drained=True)
+    assert model.forgotten("lb", servers) == []

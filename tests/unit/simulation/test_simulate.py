@@ -154,6 +154,22 @@ def test_a_load_balancer_that_lacks_what_the_inventory_has() -> None:
     ]
 
 
+@pytest.mark.parametrize("remove", [True, False])
+def test_a_load_balancer_that_is_not_taken_down(remove: bool) -> None:
+    """Asked to take it down, it has to be gone in the end; otherwise it stays as it is."""
+    both = edited(BASE, balancers=HOSTS)
+    done = planned(BASE, settled(both), canary=False, remove_load_balancer=["n2"] if remove else [])
+    assert done.simulate().violations == ()
+    (former,) = done.plan.former
+    assert bool(former.phase) is remove
+    todo = copy.deepcopy(done.todo)
+    for item in todo:
+        item["groups"] = [one for one in item["groups"] if one != "todo_former_balancer"]
+    found = [item for item in simulate(done.plan, todo, "deploy").violations if item.rule == END]
+    what = "its load balancer would not be taken down"
+    assert [(item.what, item.hosts) for item in found] == ([(what, ("n2",))] if remove else [])
+
+
 def test_too_few_is_said_once_of_each_name_and_load_balancer() -> None:
     found = broken("a flag", nothing, min_available=4)
     (short,) = found.violations
