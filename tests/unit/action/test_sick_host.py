@@ -184,7 +184,7 @@ SERVER = "vllm_server"
     ("playbook", "wanted", "args", "called"),
     [
         pytest.param("plan", NOW, (), "node_state", marks=pytest.mark.deep),
-        ("deploy", NOW, (), SERVER),
+        pytest.param("deploy", NOW, (), SERVER, marks=pytest.mark.deep),
         ("site", NOW, (), "vllm_bench"),
         ("upgrade", NEXT, ("-e", "canary=false", "-e", "upgrade_soak=0"), SERVER),
         pytest.param(
@@ -196,7 +196,7 @@ SERVER = "vllm_server"
         ),
         pytest.param("restart", NOW, ("-e", "upgrade_soak=0"), SERVER, marks=pytest.mark.deep),
         pytest.param("partition", NOW, (), SERVER, marks=pytest.mark.deep),
-        ("benchmark", NOW, (), "vllm_bench"),
+        pytest.param("benchmark", NOW, (), "vllm_bench", marks=pytest.mark.deep),
         pytest.param("stop", NOW, ("-e", "at_once=true"), SERVER, marks=pytest.mark.deep),
         ("stop", NOW, ("--limit", "n3"), ""),
         pytest.param("restart", NOW, ("--limit", "n3", "-e", "deployment=llama"), "", marks=pytest.mark.deep),

@@ -203,6 +203,7 @@ def test_a_plan_that_is_out_of_date_is_refused(operators: Operators) -> None:
     assert json.loads((operators.place / "run/lease").read_text())["command"] == "seen.yml"
 
 
+@pytest.mark.deep
 def test_prune_and_a_change_refuse_each_other(operators: Operators) -> None:
     """The prune's Docker answers nothing for as long as it is looked at."""
     path = str(operators.place / "docker.sock")

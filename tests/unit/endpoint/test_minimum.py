@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,17 +207,25 @@ def test_of_two_drains_at_once_the_second_sees_the_first(
 # ---- as operators do it ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        *(pytest.param(args, marks=pytest.mark.deep) for args in (("-e", "deployment=llama"), ("--check",))),
+    ],
+)
+def test_drain_yml_takes_no_more_than_may_go(node: BalancerNode, place: Path, args: Sequence[str]) -> None:
+    rc, out = Site(place, [node], HOSTS).play("drain", *args)
+    assert rc == 2, out
+    assert (
+        "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service (upgrade_min_in: 50%)." in out
+    )
+    assert "Take fewer at a time: --limit n1. To do it all the same" in out
+    assert node.drained() == []
+
+
 def test_drain_yml(node: BalancerNode, place: Path) -> None:
     site = Site(place, [node], HOSTS)
-    for args in ((), ("-e", "deployment=llama"), ("--check",)):
-        rc, out = site.play("drain", *args)
-        assert rc == 2, out
-        assert (
-            "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service (upgrade_min_in: 50%)."
-            in out
-        )
-        assert "Take fewer at a time: --limit n1. To do it all the same" in out
-        assert node.drained() == []
     rc, out = site.play("drain", "--limit", "n1")
     assert (rc, node.drained()) == (0, N1), out
     rc, out = site.play("drain", "--limit", "n2")

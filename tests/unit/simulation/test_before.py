@@ -109,6 +109,11 @@ def test_what_no_record_describes_listens_nowhere() -> None:
     assert known.started("n1", "llama-70b-3", "spec") == found
 
 
+def test_what_runs_with_the_files_of_the_inventory_need_not_be_recorded() -> None:
+    item = templates(edited_plan()).wanted["n2", "llama-0", specs(edited_plan(), "n2")["llama-0"][1]]
+    assert Templates({}, {(*item.of, item.spec): item}, {}).present(*item.of, item.spec) == item
+
+
 def test_the_servers_of_an_engine_over_two_hosts() -> None:
     base = edited(BASE, deployments=(LLAMA, WIDE))
     plan = planned(base, settled(base)).plan
@@ -292,6 +297,13 @@ def test_a_load_balancer_outside_the_group_that_stopped_or_sends_no_key() -> Non
     found = model_of(planned(BASE, site).plan).balancers["n2"]
     assert (found.exists, found.key) == (False, "")
     assert instance_key("first").map
+
+
+def test_a_load_balancer_outside_the_group_that_cannot_be_read() -> None:
+    plan = planned(BASE, settled(BOTH)).plan
+    unread = tuple(replace(item, observed=None) for item in plan.former)
+    found = model_of(replace(plan, former=unread)).balancers["n2"]
+    assert (found.exists, found.absent, found.servers, found.key) == (False, True, {}, "")
 
 
 def test_what_only_a_load_balancer_outside_the_group_has_is_not_known() -> None:
