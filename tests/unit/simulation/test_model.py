@@ -222,6 +222,19 @@ def test_each_load_balancer_counts_for_itself() -> None:
     assert model.asked(("n1", "llama-0")) == [("lb2", "b/n1.llama-0:8000")]
 
 
+def test_an_instance_that_is_started_again_listens_at_its_new_port_only() -> None:
+    there = balancer(server(), server(port=8001))
+    model = fleet(running(), lbs=(there,))
+    assert model.counts["lb", "m"] == 1
+    model.start(running(port=8001))
+    served = {name: model.serves("lb", name) for name in there.servers}
+    assert served == {"b/n1.llama-0:8000": False, "b/n1.llama-0:8001": True}
+    model.stop(("n1", "llama-0"))
+    assert model.counts["lb", "m"] == 0
+    assert model.on("n1") == []
+    assert model.listener("lb", server(port=8001)) is None
+
+
 # ---- what another configuration forgets --------------------------------------------------------------
 
 
