@@ -191,12 +191,22 @@ def test_every_step_is_watched_in_its_order() -> None:
 
     simulate(done.plan, done.todo, "deploy", watch=watch)
     counts = [count for _step, count in seen]
-    assert seen[0] == ("before the run", 4)
+    assert (seen[0], seen[-1]) == (("before the run", 4), ("after the run", 4))
     assert (counts[-1], min(counts)) == (4, 3)
     steps = list(dict.fromkeys(step for step, _count in seen))
     drains = [step for step in steps if step.endswith("phase drain")]
     assert len(drains) == len({step.partition(",")[0] for step in steps if step.startswith("batch")})
     assert steps.index(drains[0]) < steps.index(drains[0].replace("drain", "serve"))
+
+
+def test_what_is_new_is_measured_before_it_is_in_service() -> None:
+    done = run("nothing")
+    part = {"measure": [{"name": "llama-0"}]}
+    todo = [{"name": host, "groups": ["todo_benchmark"], "plan": part} for host in HOSTS]
+    found = simulate(done.plan, todo, "deploy").violations
+    assert [(item.rule, item.step, item.hosts) for item in found] == [
+        (IN_USE, "measuring what is new", (host,)) for host in HOSTS
+    ]
 
 
 def test_modes_change_a_host_at_a_time_or_as_many_as_are_allowed() -> None:
