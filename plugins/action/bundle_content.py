@@ -24,13 +24,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_
     SECRET_FILES,
     Places,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
-    GROUP as BALANCERS,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.groups import BALANCERS, FLEET
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import LOCK
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.closure import closure, lock_pins
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
 
@@ -43,7 +41,7 @@ class ActionModule(ControllerAction):
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return images, models, files, pins, lock and about; for loading, only the pins of the whole lock."""
         reader, host = InventoryReader(facts), str(facts["inventory_hostname"])
-        names = list(reader.groups().get(GROUP, ()))
+        names = list(reader.groups().get(FLEET, ()))
         path = reader.beside_inventory(names) / LOCK
         if not path.exists():
             fix = (

@@ -23,14 +23,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import 
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge, load_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.release import toolkit_release
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
-    GROUP as BALANCERS,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet, build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.groups import BALANCERS, FLEET
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import LOCK, Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP, InventoryReader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets import (
     SecretsPolicy,
     VaultReader,
@@ -115,7 +113,7 @@ class ActionModule(ControllerAction):
             check=not offline and options["operation"] != STOP,
             marks={host.name: host.state.instance_key for host in checked.fleet.hosts if host.state},
         )
-        endpoint = load_endpoint(balancers, groups.get(GROUP, ()), base, policy, files)
+        endpoint = load_endpoint(balancers, groups.get(FLEET, ()), base, policy, files)
         key = endpoint.assets.instance_key if endpoint else NO_KEY
         factory = InstanceFactory(knowledge, lock, load_renderer(), models, key, toolkit_release())
         former = former_balancers(
@@ -132,7 +130,7 @@ class ActionModule(ControllerAction):
             plan = replace(plan, warnings=(*plan.warnings, *(problem.text() for problem in late)))
             found = () if offline else resolve.access_warnings(checked.candidates, lock, fresh, reader.token)
             plan = news = replace(plan, warnings=(*plan.warnings, *warned(foreign), *found))
-        others = set(groups.get(GROUP, ())) - set(names)
+        others = set(groups.get(FLEET, ())) - set(names)
         data, rollout = plan.to_json(), request.requested_rollout(options, plan, endpoint, others)
         if rollout:
             data["rollout"] = rollout.to_json()

@@ -30,6 +30,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # 
 
 # isort: split
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import natural
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.groups import BALANCERS
 from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause, failed_item, hint
 from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
@@ -40,7 +41,6 @@ VERDICTS = tuple(f"instinct.fleet.{name}" for name in ("rollout_verdict", "accur
 """They judge all hosts, and fail on the one where they are run."""
 FINDING = "the finding of a playbook that only reads"
 """The action of a task `ansible.builtin.fail` that is run once: its text says what to do, and no host has failed."""
-BALANCERS = "load_balancer"
 LINES = 6
 WIDTH = 400
 NEW_OBJECTS = 50_000

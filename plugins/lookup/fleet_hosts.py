@@ -63,17 +63,14 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import (
     inventory_files,
     run_input,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
-    GROUP as BALANCERS,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.groups import BALANCERS, FLEET
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.tags import own_playbooks, toolkit_tags
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import (
     unknown_extra_variables,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import GROUP
 
-KNOWN = (GROUP, BALANCERS)
+KNOWN = (FLEET, BALANCERS)
 UNPARSED = re.compile(r"Unable to parse (\S+) as an inventory source")
 
 

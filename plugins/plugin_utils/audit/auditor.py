@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...module_utils.common.errors import FleetError, Problem, suggest
+from ..catalog.files import CATALOG, read_yaml
 from ..catalog.gpus import parse_gpus
 from ..catalog.images import look_up
-from ..catalog.load import CATALOG, read_yaml
 from ..desired.variables import why_unreached
 from ..generations.drift import Drift
 from .items import HostView, parse_items

@@ -7,7 +7,6 @@ It runs on the control node, where PyYAML comes with Ansible. Each file is read 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from ...module_utils.common.versions import Release, Timeline, timeline
 from .config_keys import ConfigKeys
 from .engine_checks import Check, engine_checks
 from .env_vars import EnvTable, env_table
+from .files import CATALOG, read_json, read_yaml
 from .flags import FlagTable, flag_table
 from .forks import Fork, Forks, parse_forks, renamed_settings
 from .gpus import GpuCatalog, parse_gpus
@@ -27,22 +27,6 @@ from .recipes import Recipe, parse_recipe
 from .replacements import Replacements, parse_replacements
 from .settings import SettingsBook
 from .switches import Switches, switches_of
-
-CATALOG = Path(__file__).resolve().parents[3] / "catalog"
-
-
-def read_yaml(path: Path) -> Any:
-    """Read a YAML file of the catalogue, with the fast parser if PyYAML was built with it."""
-    import yaml  # imported on use: importing this module does not require PyYAML
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    with path.open("rb") as stream:
-        return yaml.load(stream, Loader=loader)
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file of the catalogue."""
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def load_gpus() -> GpuCatalog:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .load import CATALOG, read_yaml
+from .files import CATALOG, read_yaml
 
 
 def toolkit_release() -> str:

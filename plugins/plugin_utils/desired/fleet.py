@@ -12,7 +12,7 @@ from ...module_utils.common.errors import FleetError, Problem, natural, suggest
 from ...module_utils.common.hashing import canonical
 from ..catalog.gpus import GpuCatalog
 from .deployment import Deployment, parse_deployments
-from .endpoint_settings import GROUP as BALANCERS
+from .groups import BALANCERS
 from .host_settings import ADDRESS, HostSettings, parse_address, parse_settings
 from .node_state import MALFORMED, NodeState, unreadable_state
 from .registry_override import with_own_names

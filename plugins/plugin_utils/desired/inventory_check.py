@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 from ansible.utils.vars import load_extra_vars
 
 from ...module_utils.common.errors import Problem
-from .endpoint_settings import GROUP as BALANCERS
 from .group_values import group_conflicts
+from .groups import BALANCERS, CONNECTION, FLEET
 from .leftovers import left_sources
 from .public_variables import public_variables
 from .variable_files import VariableFiles
-from .variables import CONNECTION, GROUP, InventoryReader
+
+if TYPE_CHECKING:  # it brings the planner
+    from .variables import InventoryReader
 
 
 def known_variables() -> frozenset[str]:
@@ -30,13 +32,13 @@ def file_problems(
     """Return what is wrong with the files that Ansible reads for this run. run: the hosts that --limit leaves."""
     places, known = list(sources), known_variables()
     balancers = set(groups.get(BALANCERS, ()))
-    fleet = balancers.union(groups.get(GROUP, ()))
+    fleet = balancers.union(groups.get(FLEET, ()))
     here = fleet & balancers.union(run)
     hosts = [name for name in groups.get("all", ()) if name in here]
     own = [name for name, members in groups.items() if not set(members).isdisjoint(hosts)]
     files = VariableFiles(loader, places, loader.get_basedir())
     return [
-        *left_sources(places, lambda path: _defined(loader, path), {GROUP, BALANCERS, *fleet}),
+        *left_sources(places, lambda path: _defined(loader, path), {FLEET, BALANCERS, *fleet}),
         *files.problems("group", own, known),
         *files.problems("host", hosts, known),
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog.checker import Checker
-from ..catalog.load import read_yaml
+from ..catalog.files import read_yaml
 from .text_forms import converted
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"

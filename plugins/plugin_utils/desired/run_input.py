@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...module_utils.common.errors import Problem, natural, suggest
-from .endpoint_settings import GROUP as BALANCERS
+from .groups import BALANCERS
 from .public_variables import PublicVariable
 from .text_forms import converted
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..catalog.load import read_yaml
+from ..catalog.files import read_yaml
 
 COLLECTION = Path(__file__).resolve().parents[3]
 NAMESPACE = "instinct.fleet."

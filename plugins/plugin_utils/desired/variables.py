@@ -10,26 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ansible.constants import MAGIC_VARIABLE_MAPPING
 from ansible.errors import AnsibleError
 
 from ...module_utils.common.errors import FleetError, Problem, natural
 from ..hints import cause
 from ..text import printable
-from .endpoint_settings import GROUP as BALANCERS
 from .endpoint_settings import NOT_IN_RUN, BalancerHost, balancer_host
 from .endpoint_settings import VARIABLES as BALANCER_VARIABLES
 from .fleet import HostInput
+from .groups import BALANCERS, CONNECTION, FLEET
 from .host_settings import VARIABLES
 from .origins import origin_tag, place_of
 from .public_variables import typed
 from .unknown_variables import unknown_connection_variables, unknown_variables
 from .vaulted import mark_vaulted, vaulted_texts
 
-GROUP = "instinct"
 TOKENS = ("hf_model_token", "hf_model_token_file")
-CONNECTION = tuple(sorted({name for names in MAGIC_VARIABLE_MAPPING.values() for name in names}))
-"""Ansible's variables that say how a host is reached."""
 MIN_TOKEN = 8
 """Minimum length of a hub token, in characters."""
 LONGEST = 1 << 16
@@ -60,11 +56,11 @@ class InventoryReader:
 
     def hosts(self, asked: Iterable[str] | None) -> list[str]:
         """Return the hosts to plan: the requested ones, else those of this play (after --limit), else the group."""
-        fleet = self.task_vars["groups"].get(GROUP, [])
+        fleet = self.task_vars["groups"].get(FLEET, [])
         if asked is not None:
             return [str(name) for name in asked]
         if not fleet:
-            what = f"the inventory has no host in the group {GROUP}."
+            what = f"the inventory has no host in the group {FLEET}."
             raise FleetError([Problem((), what, "Put the GPU servers into it.")])
         here = [name for name in self.task_vars.get("ansible_play_hosts_all", ()) if name in set(fleet)]
         return [str(name) for name in here or fleet]

@@ -14,7 +14,8 @@ from ...module_utils.common.endpoint import ADDRESS_FILE
 from ...module_utils.common.errors import natural
 from ...module_utils.common.paths import BALANCER_DIR
 from ..desired.actions import Action
-from ..desired.endpoint_settings import GROUP, BalancerHost, ObservedBalancer
+from ..desired.endpoint_settings import BalancerHost, ObservedBalancer
+from ..desired.groups import BALANCERS
 from ..desired.node_state import MALFORMED
 from ..text import listed, plural
 from .balancer_plan import url_of
@@ -61,8 +62,8 @@ class FormerBalancer:
             f"listens{at}, and sends requests to {count}" if self.observed.running else f"does not run{at}"
         )
         return (
-            f"{self.host} is not in the group {GROUP}, but its load balancer {state} (services {', '.join(services)}; "
-            f"keys in {BALANCER_DIR})."
+            f"{self.host} is not in the group {BALANCERS}, but its load balancer {state} "
+            f"(services {', '.join(services)}; keys in {BALANCER_DIR})."
         )
 
     def _clients(self) -> str:
@@ -85,8 +86,8 @@ class FormerBalancer:
         if not self.phase:
             return ()
         before = "running" if self.observed and self.observed.running else "not running"
-        reason = f"the host is not in the group {GROUP}, and {VARIABLE} is true"
-        return (Action(REMOVAL, GROUP, self.host, before, "absent", reason, VARIABLE),)
+        reason = f"the host is not in the group {BALANCERS}, and {VARIABLE} is true"
+        return (Action(REMOVAL, BALANCERS, self.host, before, "absent", reason, VARIABLE),)
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in plan.json."""

@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.assemble import closure, join
+from ansible_collections.instinct.fleet.plugins.plugin_utils.assemble import (
+    PLUGINS,
+    closure,
+    imported_files,
+    join,
+)
 
 from tests.generate import generated
 
+OURS = "ansible_collections.instinct.fleet.plugins."
 LOW = '''\
 """Low."""
 
@@ -115,3 +122,39 @@ def test_what_would_mean_something_else_is_refused(low: str, program: str, says:
 @pytest.mark.parametrize("path", generated(), ids=lambda path: str(path.name))
 def test_the_generated_file_is_made_of_its_sources(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == generated()[path], "make generate writes it anew"
+
+
+def parsed(path: Path) -> set[Path]:
+    """The files of the collection that a file imports, by Python's own parser."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        module = node.module or ""
+        if node.level:
+            target = path.parents[node.level - 1].joinpath(*filter(None, module.split(".")))
+        elif module.startswith(OURS):
+            target = PLUGINS.joinpath(*module.removeprefix(OURS).split("."))
+        else:
+            continue
+        names = [target / alias.name for alias in node.names] if target.is_dir() else [target]
+        found |= {name.with_suffix(".py") for name in names}
+    return found
+
+
+def test_imports_are_found_as_python_finds_them() -> None:
+    files = sorted(PLUGINS.rglob("*.py"))
+    assert len(files) > 500
+    assert [path for path in files if set(imported_files(path)) != parsed(path)] == []
+
+
+def test_imports_over_lines_with_other_names_and_comments(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from .parts import (\n    one,  # noqa: F401\n    two as three,\n)\n"
+        "def work():\n    from . import late  # here\n    from .parts.one import last as first, other\n"
+    )
+    expected = ["parts/one.py", "parts/two.py", "late.py", "parts/one.py"]
+    assert [str(path.relative_to(tmp_path)) for path in imported_files(program)] == expected
+    assert set(imported_files(program)) == parsed(program)
