@@ -88,6 +88,7 @@ class CallbackModule(Default):
         """
         for loader, name in ((filter_loader, "bool"), (test_loader, "failed")):
             loader.get(f"ansible.builtin.{name}")
+        action_loader.get("ansible.legacy.normal", class_only=True)  # what calls modules
         gc.freeze()
         self.ahead = _actions(play)
         groups = play.get_variable_manager()._inventory.get_groups_dict()
