@@ -36,7 +36,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.task_files
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks import parse_tasks
 from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.text import report_text
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
     InventoryReader,
     to_plain_data,

@@ -14,11 +14,8 @@ from typing import Any, ClassVar
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import (
-    CATALOG,
-    Knowledge,
-    load_gpus,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge, load_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import LOCK, Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
     InventoryReader,

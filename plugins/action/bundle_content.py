@@ -13,10 +13,8 @@ from typing import Any, ClassVar
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import HF_CACHE
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import (
-    CATALOG,
-    load_gpus,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.release import toolkit_release
 from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.found_files import find_files
 from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_files import (

@@ -36,7 +36,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances i
     CanaryTolerances,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import OK
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import json_text, write_run
 from ansible_collections.instinct.fleet.plugins.plugin_utils.store.run_names import (
     ResultsError,

@@ -21,7 +21,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
 from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
 from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge, load_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge, load_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.release import toolkit_release
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet, build_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.groups import BALANCERS, FLEET

@@ -22,7 +22,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks impo
     serving_replicas,
     share,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.timed_action import TimedAction
 
 

@@ -18,7 +18,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.call_limit import CallTimeout, time_limit
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import CATALOG, Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
 from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.cells import describe_cell
 from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
