@@ -382,7 +382,6 @@ def test_only_a_run_that_applies_makes_secrets(fleet: Fleet) -> None:
     assert {path.name for path in secrets.iterdir()} == {"api-keys.yml", "endpoint.pem", "instance-key"}
 
 
-@pytest.mark.deep
 def test_a_fetch_outside_of_its_hours_is_refused(fleet: Fleet) -> None:
     """Before anything is touched; a plan only warns, and the command can say otherwise."""
     far = (datetime.now(UTC).hour + 12) % 24

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 from tests.helpers.some import some
 from tests.worlds.catalogue import CATALOG, knowledge
 
-VLLM = sorted((CATALOG / "vllm").iterdir())
+VLLM = sorted(path for path in (CATALOG / "vllm").iterdir() if path.is_file())
 RECIPES = sorted((CATALOG / "recipes").glob("*.yml"))
 SUITES = sorted((CATALOG / "suites").glob("*.yml"))
 BASELINES = sorted((CATALOG / "baselines").glob("*.json"))

@@ -213,7 +213,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 def texts(root: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in sorted(root.iterdir())}
+    return {path.name: path.read_text() for path in sorted(root.iterdir()) if path.is_file()}
 
 
 def test_the_files_are_as_the_tool_writes_them(copied: Path) -> None:
