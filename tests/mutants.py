@@ -50,14 +50,6 @@ CONTAINED = (
 )
 # pytest's exit codes for a test that failed, and for files that cannot be imported.
 FAILED = (1, 2, 4)
-SIMULATED = [
-    "simulation/test_plays",
-    "simulation/test_simulate",
-    "simulation/test_named_edits",
-    "simulation/test_reported_edits",
-    "simulation/test_turned_back",
-    "simulation/test_random_edits",
-]
 # By their paths below tests/unit. For other modules the imports tell.
 TESTS = {
     "measurement.shift": ["canary/test_canary"],
@@ -159,7 +151,14 @@ TESTS = {
     ],
     "simulation.clients": ["simulation/test_named_edits", "simulation/test_reported_edits"],
     "simulation.model": ["simulation/test_model"],
-    "simulation.plays": SIMULATED,
+    "simulation.plays": [
+        "simulation/test_plays",
+        "simulation/test_simulate",
+        "simulation/test_named_edits",
+        "simulation/test_reported_edits",
+        "simulation/test_turned_back",
+        "simulation/test_random_edits",
+    ],
     "simulation.rules": ["simulation/test_rules"],
     "simulation.simulate": ["simulation/test_simulate"],
     "simulation.text": [

@@ -88,7 +88,7 @@ class ReloadedHaproxy:
             text = text.replace(line, "")
         files = {"haproxy.cfg": text, "balancer.json": json.dumps(data), "agent.py": "pass\n"}
         converge(files, False, self.paths, self._run)
-        # The one before is told to stop once this one runs, and takes a few connections more until it has heard.
+        # The one before is asked to stop once this one runs, and takes a few connections more until it has heard.
         eventually("one HAProxy that listens", lambda: self._listening() == 1)
         return backends
 

@@ -19,8 +19,8 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML file of the toolkit.
 
     What it holds is kept as Python keeps bytecode: beside it in __pycache__, for this version of Python, until its time
-    or its size is another; and not at all where that cannot be written. Every plan reads fifty such files, and parsing
-    them takes a third of its time.
+    or its size is another; and not at all where that cannot be written. Parsing them takes a
+    third of a plan's time.
     """
     status = path.stat()
     stamp, kept = (status.st_mtime_ns, status.st_size), Path(cache_from_source(f"{path}.py"))
@@ -47,7 +47,7 @@ def _parsed(path: Path) -> Any:
 
 def _keep(path: Path, data: bytes) -> None:
     """Write a file whole, whoever else does so at the same time."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}")
     new.write_bytes(data)
     new.replace(path)

@@ -18,7 +18,6 @@ from .host_settings import ADDRESS, parse_address
 from .node_state import MALFORMED, unreadable_state
 from .public_variables import HostVariables
 
-"""The inventory's group of hosts that run a load balancer."""
 VARIABLES = (
     "load_balancer_listen",
     "load_balancer_port",

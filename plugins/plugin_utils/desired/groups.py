@@ -9,5 +9,6 @@ from __future__ import annotations
 from ansible.constants import MAGIC_VARIABLE_MAPPING
 
 FLEET, BALANCERS = "instinct", "load_balancer"
+"""The groups of GPU servers, and of hosts that run a load balancer."""
 CONNECTION = tuple(sorted({name for names in MAGIC_VARIABLE_MAPPING.values() for name in names}))
 """Ansible's variables that say how a host is reached."""

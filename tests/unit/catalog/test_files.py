@@ -83,7 +83,9 @@ def test_where_nothing_can_be_written_it_is_parsed_each_time(tmp_path: Path, par
     assert len(parsed) == 2
 
 
-def test_python_may_be_told_to_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_where_python_keeps_no_bytecode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     path = written(tmp_path)
     assert files.read_yaml(path) == DATA

@@ -24,7 +24,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules im
 
 from tests.worlds.simulated_fleet import balancer, fleet, running, server
 
-LLAMA, OTHER = ("n1", "llama-0"), ("n1", "llama-1")
+LLAMA = ("n1", "llama-0")
 NAME, SECOND = "b/n1.llama-0:8000", "b/n1.llama-1:8001"
 
 
