@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import json
 import marshal
-import os
 import sys
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
+
+from ...module_utils.common.files import write_atomic
 
 CATALOG = Path(__file__).resolve().parents[3] / "catalog"
 
@@ -30,10 +31,9 @@ def read_yaml(path: Path) -> Any:
             return data
     data = _parsed(path)
     if not sys.dont_write_bytecode:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # ValueError: such as of a date, which has no such form
-            _keep(kept, marshal.dumps((stamp, data)))
+        with contextlib.suppress(OSError, ValueError):  # ValueError: what has no such form, as a date
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(str(kept), marshal.dumps((stamp, data)), status.st_mode & 0o666)
     return data
 
 
@@ -43,14 +43,6 @@ def _parsed(path: Path) -> Any:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     with path.open("rb") as stream:
         return yaml.load(stream, Loader=loader)
-
-
-def _keep(path: Path, data: bytes) -> None:
-    """Write a file whole, whoever else does so at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_bytes(data)
-    new.replace(path)
 
 
 def read_json(path: Path) -> Any:
