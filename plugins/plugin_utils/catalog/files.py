@@ -20,8 +20,7 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML file of the toolkit.
 
     What it holds is kept as Python keeps bytecode: beside it in __pycache__, for this version of Python, until its time
-    or its size is another; and not at all where that cannot be written. Parsing them takes a
-    third of a plan's time.
+    or its size is another; and not at all where that cannot be written. Parsing takes a third of a plan's time.
     """
     status = path.stat()
     stamp, kept = (status.st_mtime_ns, status.st_size), Path(cache_from_source(f"{path}.py"))
@@ -32,8 +31,9 @@ def read_yaml(path: Path) -> Any:
     data = _parsed(path)
     if not sys.dont_write_bytecode:
         with contextlib.suppress(OSError, ValueError):  # ValueError: what has no such form, as a date
+            content = marshal.dumps((stamp, data))
             kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(str(kept), marshal.dumps((stamp, data)), status.st_mode & 0o666)
+            write_atomic(str(kept), content, status.st_mode & 0o666)
     return data
 
 
