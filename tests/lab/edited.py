@@ -134,6 +134,7 @@ class EditedLab:
             vllm_deployments=[self._deployment(item) for item in inventory.deployments],
             upgrade_soak=2,
             canary=self.canary,
+            **inventory.endpoint,
             **self.variables,
         )
         key = self.lab.inventory / ".secrets/instance-key"

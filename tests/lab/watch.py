@@ -18,7 +18,7 @@ from .conftest import Lab, container
 
 SECONDS = 0.5
 # Ports of what else a node runs: SSH, and what a load balancer itself has open.
-OTHERS = (22, 8443, 8405, 8406)
+OTHERS = (22, 8443, 8405, 8406, 8415)
 OWN = "inside"  # a backend that is the load balancer itself
 PROGRAM = r"""
 import json, select, socket, sys, time

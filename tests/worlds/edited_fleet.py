@@ -86,7 +86,7 @@ class Inventory:
     """What an operator writes.
 
     hosts, balancers: with their addresses; modes: the compute modes of hosts; virtual: the load balancers' virtual
-    address; machines: what there is.
+    address; endpoint: other variables of load balancers; machines: what there is.
     """
 
     hosts: Mapping[str, str]
@@ -95,6 +95,7 @@ class Inventory:
     modes: Mapping[str, str] = field(default_factory=dict)
     key: str = "first"
     virtual: str = ""
+    endpoint: Mapping[str, Any] = field(default_factory=dict)
     machines: Mapping[str, Sequence[str]] = field(default_factory=lambda: MACHINES)
 
 
@@ -144,9 +145,11 @@ class Planned:
         return simulate(self.plan, self.todo, self.operation, RunLimits(**terms))
 
 
-def instance_key(name: str) -> InstanceKey:
-    secret = SECRETS[name]
-    return InstanceKey("instance-key", mark(secret), True, header_map(secret))
+def instance_key(inventory: Inventory) -> InstanceKey:
+    """The key that load balancers send, as endpoint.secrets has it."""
+    secret = SECRETS[inventory.key]
+    own = mark(secret) if inventory.endpoint.get("load_balancer_instance_auth", True) else ""
+    return InstanceKey("instance-key", own, True, header_map(secret))
 
 
 def planned(inventory: Inventory, site: Site, operation: str = "deploy", **options: Any) -> Planned:
@@ -154,7 +157,7 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
     names = list(inventory.hosts)
     states = {name: site.states.get(name, state(hostname=name)) for name in names}
     balancers = tuple(_balancer(name, inventory, site) for name in inventory.balancers)
-    key = instance_key(inventory.key) if balancers else InstanceKey()
+    key = instance_key(inventory) if balancers else InstanceKey()
     material = {item.name: MATERIAL for item in balancers}
     assets = EndpointAssets(DRAW, "agent\n", material, key, "router\n", canonical, "check\n")
     endpoint = EndpointInputs(balancers, frozenset(names), assets) if balancers else None
@@ -196,7 +199,7 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
 
 def _balancer(name: str, inventory: Inventory, site: Site) -> BalancerHost:
     own = inventory.balancers[name]
-    variables = {"ansible_host": own}
+    variables = {**inventory.endpoint, "ansible_host": own}
     if inventory.virtual:
         variables["load_balancer_virtual_address"] = inventory.virtual
     if site.seen.get(name, NEVER) is None:
@@ -216,7 +219,7 @@ def carried_out(done: Planned, inventory: Inventory, site: Site, now: str = NOW)
     for name, host in data.items():
         states[name] = apply_to_state(site.states.get(name, state(hostname=name)), host, now)
         if host["instance_key_file"]:
-            states[name]["instance_key"] = instance_key(inventory.key).mark
+            states[name]["instance_key"] = instance_key(inventory).sent_mark
     for name, ends in (done.rollout.finish if done.rollout else {}).items():
         over = {binding["deployment"] for binding in ends["bindings"]}
         for history in states[name].get("generations") or ():

@@ -146,8 +146,17 @@ def _span(made: dict[str, Any], hosts: list[str]) -> None:
 # ---- edits -------------------------------------------------------------------------------------------
 
 VIRTUAL = ("", "192.0.2.200/24", "192.0.2.201/24")
+# With their defaults first.
+ENDPOINT = {
+    "load_balancer_auth": (True, False),
+    "load_balancer_body_limit": (32, 64),
+    "load_balancer_hang_timeout": (30, 45),
+    "load_balancer_metrics_port": (8405, 8415),
+    "load_balancer_queue_timeout": (60, 90),
+    "load_balancer_timeout": (3600, 1800),
+}
 Parts = dict[str, Any]
-"""An inventory in a form that edits change: hosts, balancers, modes, key, virtual, and a list of deployments."""
+"""An inventory in a form that edits change: its fields by name, of which "deployments" is a list."""
 
 
 def _one(draw: Draw, parts: Parts) -> dict[str, Any] | None:
@@ -368,6 +377,19 @@ def another_key(draw: Draw, parts: Parts) -> None:
     parts["key"] = "second" if parts["key"] == "first" else "first"
 
 
+def instance_auth(draw: Draw, parts: Parts) -> None:
+    """Instances ask for the load balancers' key, or no longer."""
+    name = "load_balancer_instance_auth"
+    parts["endpoint"][name] = not parts["endpoint"].get(name, True)
+
+
+def endpoint(draw: Draw, parts: Parts) -> None:
+    """A setting of the load balancers that clients need not know."""
+    name = draw.one_of(sorted(ENDPOINT))
+    old = parts["endpoint"].get(name, ENDPOINT[name][0])
+    parts["endpoint"][name] = draw.one_of([value for value in ENDPOINT[name] if value != old])
+
+
 def virtual_address(draw: Draw, parts: Parts) -> None:
     """One that comes, another one, or none any more."""
     parts["virtual"] = draw.one_of([item for item in VIRTUAL if item != parts["virtual"]])
@@ -377,7 +399,7 @@ EDITS: tuple[Callable[[Draw, Parts], None], ...] = (
     rename, rename_with_its_model, served_name, another_served_name, fewer_served_names, port, swap_ports, listen,
     flags, weight, scale, move_gpus, swap_gpus, turn_gpus, move_hosts, add_deployment, remove_deployment, blue_green,
     split, join, nodes, add_balancer, remove_balancer, add_host, remove_host, rename_host, readdress_host, compute_mode,
-    another_key, virtual_address,
+    another_key, instance_auth, endpoint, virtual_address,
 )  # fmt: skip
 
 
@@ -394,6 +416,7 @@ def edit(
         "modes": dict(inventory.modes),
         "key": inventory.key,
         "virtual": inventory.virtual,
+        "endpoint": dict(inventory.endpoint),
         "machines": inventory.machines,
         "deployments": copy.deepcopy(list(inventory.deployments)),
     }

@@ -36,6 +36,13 @@ class InstanceKey:
     sent: bool = False
     map: str | None = field(default=None, repr=False)
 
+    @property
+    def sent_mark(self) -> str:
+        """The fingerprint of the key that balancers send, whether or not new instances ask for it; "" for none."""
+        if self.map is not None:
+            return mark(key_of_map(self.map))
+        return self.mark or (UNMADE if self.sent else "")
+
 
 NO_KEY = InstanceKey()
 

@@ -75,7 +75,8 @@ def load_endpoint(
         raise FleetError(problems)
     rotate = INSTANCE_KEY in policy.replace and in_use(hosts, policy.marks, here.instance_key)
     if rotate and not policy.make:
-        here = replace(here, instance_key=replace(here.instance_key, mark=UNMADE, map=None))
+        key = here.instance_key
+        here = replace(here, instance_key=replace(key, mark=UNMADE if key.mark else "", map=None))
     if policy.make:
         if rotate:
             replace_instance_key(base)

@@ -169,19 +169,21 @@ def numa_balancing(host: Host) -> Action | None:
 def instance_key(host: Host, key: InstanceKey, stored: bool = False) -> Action | None:
     """Return the action that installs the load balancers' key, if the host has instances behind them.
 
-    One that runs takes the new key beside its own: as well one that this run stops, which serves until then. stored:
-    the host gets such instances as they were recorded.
+    One that runs takes the new key beside its own: as well one that this run stops, which serves until then, and one
+    that was started before load_balancer_instance_auth became false. stored: the host gets such instances as they were
+    recorded.
     """
-    if not key.mark or not (
-        stored or any(item.endpoint for item in host.deployments) or _balanced_at_present(host)
-    ):
-        return None
     before = host.state.instance_key if host.state else "unknown"
-    if before == key.mark:
+    there = stored or _balanced_at_present(host)
+    if key.mark:
+        needed = there or any(item.endpoint for item in host.deployments)
+    else:
+        needed = there and key.sent and bool(before)
+    if not needed or before == key.sent_mark:
         return None
     reason = "instances accept only requests with the load balancers' key"
     target, source = "of the load balancers", "load_balancer_instance_auth"
-    return Action("instance_key", "instance_key", target, before or "absent", key.mark, reason, source)
+    return Action("instance_key", "instance_key", target, before or "absent", key.sent_mark, reason, source)
 
 
 def _balanced_at_present(host: Host) -> bool:

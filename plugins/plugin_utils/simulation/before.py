@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...module_utils.common.hashing import text_hash
 from ..desired.actions import ALIVE
+from ..desired.endpoint_settings import ObservedBalancer
 from ..desired.fleet import Host
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.former import FormerBalancer
@@ -50,14 +51,18 @@ def templates(plan: FleetPlan, way_back: bool = False) -> Templates:
     before: dict[tuple[str, str, str], Running] = {}
     after: dict[tuple[str, str, str], Running] = {}
     engines: dict[str, dict[Instance, str]] = {}
-    keyed = any(balancer.instance_key.sent for balancer in plan.balancers)
+    keyed = any(balancer.instance_key.mark for balancer in plan.balancers)
     for host in plan.hosts:
         name = host.host.name
+        keys = {
+            BEFORE: FORMER if host.host.state and host.host.state.instance_key else "",
+            AFTER: PRESENT if keyed else "",
+        }
         recorded = (*(_kept(host) if way_back else ()), *_running_now(host))
         parts = (before, BEFORE, recorded), (after, AFTER, host.instances)
         for found, when, items in parts:
             for item in items:
-                made = _running(name, item, when, keyed)
+                made = _running(name, item, when, keys[when])
                 found[name, item.name, item.spec_hash] = made
                 engines.setdefault(made.engine, {})[made.of] = made.spec
     return Templates(before, after, engines)
@@ -77,7 +82,7 @@ def _kept(host: HostPlan) -> Iterator[RecordedInstance]:
                 yield RecordedInstance(made, member)
 
 
-def _running(host: str, item: Serving, when: str, keyed: bool) -> Running:
+def _running(host: str, item: Serving, when: str, key: str) -> Running:
     member, backend = item.member, item.backend
     return Running(
         host=host,
@@ -90,7 +95,7 @@ def _running(host: str, item: Serving, when: str, keyed: bool) -> Running:
         ports=frozenset(member.ports),
         gpus=frozenset(member.render_nodes),
         share=member.share,
-        key=(PRESENT if when == AFTER else FORMER) if keyed and backend.endpoint else "",
+        key=key if backend.endpoint else "",
         spec=item.spec_hash,
     )
 
@@ -121,7 +126,7 @@ def first_model(plan: FleetPlan, known: Templates) -> FleetModel:
             if server.host not in here and server.host not in lost and not balancer.absent:
                 outside.setdefault(server.of, _outside(server))
     addresses = {host.host.name: host.host.address or host.host.name for host in plan.hosts}
-    marks = {item.instance_key.mark for item in plan.balancers if item.instance_key.sent}
+    marks = {item.instance_key.sent_mark for item in plan.balancers if item.instance_key.sent}
     keys = {
         host.host.name: PRESENT
         for host in plan.hosts
@@ -165,14 +170,17 @@ def _former(former: FormerBalancer, others: Iterable[BalancerPlan]) -> Simulated
     if former.observed:
         found.exists = former.observed.running
         found.drained = set(former.observed.drained) & found.servers.keys()
-        sent = former.observed.files.get(INSTANCE_MAP)
-        found.key = PRESENT if sent and sent in map(_sent, others) else FORMER if sent else ""
+        found.key = _key_sent(former.observed, others)
     return found
 
 
-def _sent(plan: BalancerPlan) -> str:
-    """Return the hash of the file with the key that a load balancer sends; "" if that is not made yet."""
-    return text_hash(plan.instance_key.map) if plan.instance_key.map is not None else ""
+def _key_sent(observed: ObservedBalancer, plans: Iterable[BalancerPlan]) -> str:
+    """Return which key a load balancer sends at present."""
+    there = observed.files.get(INSTANCE_MAP)
+    texts = (plan.instance_key.map for plan in plans)
+    if there in [text_hash(text) for text in texts if text is not None]:
+        return PRESENT
+    return FORMER if there else ""
 
 
 def _balancer(plan: BalancerPlan) -> SimulatedBalancer:
@@ -186,7 +194,5 @@ def _balancer(plan: BalancerPlan) -> SimulatedBalancer:
     found.exists = observed.running
     found.drained = set(observed.drained) & found.servers.keys()
     found.by_operator = plan.drained_by_operator
-    key = plan.instance_key
-    if key.sent:
-        found.key = PRESENT if observed.files.get(INSTANCE_MAP) == _sent(plan) else FORMER
+    found.key = _key_sent(observed, [plan])
     return found

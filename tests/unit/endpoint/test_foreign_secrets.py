@@ -227,6 +227,10 @@ def test_the_instances_key_is_replaced_once_and_only_by_a_run_that_applies(tmp_p
     shown = load_endpoint(there, ["n1"], tmp_path, replace(make, make=False), Files())
     assert shown is not None
     assert (shown.assets.instance_key.mark, shown.assets.instance_key.map) == (UNMADE, None)
+    open_to_all = (lb(observed(), instance_auth=False),)
+    unasked = load_endpoint(open_to_all, ["n1"], tmp_path, replace(make, make=False), Files())
+    assert unasked is not None  # new instances go on without it
+    assert (unasked.assets.instance_key.mark, unasked.assets.instance_key.sent_mark) == ("", UNMADE)
     assert own.read_text() == f"{KEY}\n"
     load_endpoint(there, ["n1"], tmp_path, replace(make, replace=others), Files())
     assert own.read_text() == f"{KEY}\n"

@@ -27,6 +27,7 @@ BASE = Inventory(HOSTS, {"n1": "192.0.2.11"}, (llama(),))
 SEQS = {"engine_args": {"max_num_seqs": 64}}
 GREEN = deployment(name="green", gpus=[2, 3], instances_per_host=2, port=9000, **SEQS)
 ELSEWHERE = {"lb": "192.0.2.1"}
+NO_KEY = {"load_balancer_instance_auth": False}
 ONE = {"gpus": [0], "instances_per_host": 1}
 
 # What changes, the fewest of four engines in service of the model name before (None: it ends), and lines for clients.
@@ -66,6 +67,8 @@ EDITS: dict[str, tuple[dict[str, Any], int | None, list[str]]] = {
     "another partition mode of a host": ({"modes": {"n1": "CPX"}}, 2, []),
     "another partition mode of all hosts": ({"modes": dict.fromkeys(HOSTS, "CPX")}, 2, []),
     "another key": ({"key": "second"}, 2, []),
+    "instances without the key": ({"endpoint": NO_KEY}, 2, []),
+    "instances without the key, which is another one": ({"endpoint": NO_KEY, "key": "second"}, 2, []),
     "a weight": ({"deployments": (llama(weight=2),)}, 4, []),
     "a host more": ({"hosts": {**HOSTS, "n3": "192.0.2.13"}}, 4, []),
     "a host less": ({"hosts": {"n1": "192.0.2.11"}}, 2, []),
@@ -90,6 +93,12 @@ def test_what_stays_in_service(name: str) -> None:
     inventory = edited(BASE, **changes)
     after = carried_out(done, inventory, settled(BASE))
     assert planned(inventory, after).plan.changes == 0
+
+
+def test_instances_that_ask_for_the_key_again_one_that_came_meanwhile() -> None:
+    done = deployed(base=edited(BASE, endpoint=NO_KEY), endpoint={}, key="second")
+    found = done.simulate()
+    assert (found.violations, found.least.get(("n1", MODEL))) == ((), 2)
 
 
 def test_the_first_load_balancer_with_an_edit_of_a_deployment() -> None:
