@@ -44,9 +44,14 @@ def _names(plan: BalancerPlan) -> Iterable[str]:
     for model in sorted(before.keys() - after.keys(), key=natural):
         others = [name for name in new if after[name] & before[model]] or new
         if others:
+            since = (
+                "is served from its first instance"
+                if len(others) == 1
+                else "are served from their first instances"
+            )
             yield (
                 f"model {model} ends with its last instance; clients ask for {listed(sorted(others))} instead, which "
-                "is served from its first instance on"
+                f"{since} on"
             )
         else:
             yield f"model {model} ends with its last instance: no deployment serves it any longer"
