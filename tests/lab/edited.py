@@ -71,6 +71,7 @@ class EditedLab:
         made.write(inventory)
         run = lab.play("deploy", "-e", "at_once=true")
         assert run.rc == 0, run.out[-4000:]
+        lab.batches = True  # from here on, as an operator's run does it
         for target in made.targets(inventory):
             wait_for(f"an answer of {target.model}", partial(answers, target))
         return made
@@ -232,12 +233,10 @@ class EditedLab:
         return step
 
     def _run(self, playbook: str, *args: str, path: Path) -> Run:
-        self.lab.batches = True
         with self._states(path):
             return self.lab.play(playbook, *args)
 
     def _killed(self, playbook: str, *args: str, path: Path, seconds: float) -> None:
-        self.lab.batches = True
         with self._states(path):
             env, _record = self.lab.environment()
         victim = subprocess.Popen(
