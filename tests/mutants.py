@@ -149,7 +149,7 @@ TESTS = {
         "simulation/test_simulate",
         "simulation/test_reported_edits",
     ],
-    "simulation.clients": ["simulation/test_named_edits", "simulation/test_reported_edits"],
+    "simulation.clients": ["simulation/test_clients", "simulation/test_named_edits"],
     "simulation.model": ["simulation/test_model"],
     "simulation.plays": [
         "simulation/test_plays",
@@ -162,6 +162,7 @@ TESTS = {
     "simulation.rules": ["simulation/test_rules"],
     "simulation.simulate": ["simulation/test_simulate"],
     "simulation.text": [
+        "simulation/test_text",
         "simulation/test_named_edits",
         "simulation/test_replaced_host",
         "simulation/test_reported_edits",
