@@ -81,10 +81,10 @@ lab-down: ## stop the lab's containers; images and weights stay
 # ---- tests -----------------------------------------------------------------------------------------------------------
 .PHONY: test packages transfers lint types unit coverage labs lab-test deep parsers engines shapes quantizers payload generate docs bench mutants edits nightly
 test: packages venv ## lint, types, unit tests, sanity, lab tests; what it leaves to make nightly is marked deep
-	@# The labs come up meanwhile. Lab tests wait more than they compute: unit tests, which wait too, take what time they leave.
+	@# The labs come up meanwhile. Lab tests wait more than they compute: unit tests take what time they leave.
 	@$(MAKE) labs & labs=$$!; \
 	    $(MAKE) venv-dev && $(MAKE) --jobs=2 --output-sync lint types || { wait $$labs; exit 1; }; \
-	    nice $(MAKE) --jobs=2 --output-sync --keep-going unit sanity UNIT_ARGS="-n 4 --timeout=1500" SANITY_ARGS="--skip-test pylint" \
+	    nice $(MAKE) --jobs=2 --output-sync --keep-going unit sanity UNIT_ARGS=--timeout=1500 SANITY_ARGS="--skip-test pylint" \
 	        > $(UNIT_LOG) 2>&1 & unit=$$!; \
 	    wait $$labs && $(MAKE) lab-test; lab=$$?; \
 	    wait $$unit; unit=$$?; cat $(UNIT_LOG); exit $$((lab | unit))

@@ -22,6 +22,7 @@ CANARY = {
         "dataset_name": "random", "random_input_len": 32, "random_output_len": 16, "num_prompts": 32,
         "max_concurrency": 16, "temperature": 0, "ignore_eos": True,
     },
+    "canary_runs": 4,
     "canary_tolerance": 80,
     "canary_latency_tolerance": 300,
 }  # fmt: skip

@@ -18,7 +18,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import ins
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.instance_client import InstanceClient
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import haproxy_agent
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.haproxy_agent import (
-    CHECKS,
     Agent,
     ProbedInstance,
 )
@@ -224,7 +223,9 @@ def test_streams_of_one_that_answers_nothing_are_closed(capsys: pytest.CaptureFi
     async def scenario() -> None:
         closer = Closer()
         async with hanging(closer) as (_, instance):
-            assert await looks_until(instance, closer, 1) >= CHECKS
+            instance.limit = 1.5
+            # After that time, and not at the first look. On a busy machine a look takes longer, so that fewer fit in.
+            assert await looks_until(instance, closer, 1) > 1
             assert instance.proven is True  # HAProxy's own check has taken it out
             assert re.fullmatch(CLOSED, capsys.readouterr().err)
             closer.answer = 0

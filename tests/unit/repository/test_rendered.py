@@ -17,7 +17,10 @@ FORKS = [item.version for item in knowledge().forks.forks]
 
 @pytest.mark.parametrize(
     "version",
-    [*ERAS, FORKS[0], *(pytest.param(version, marks=pytest.mark.deep) for version in (*OTHERS, *FORKS[1:]))],
+    [
+        *(ERAS[0], ERAS[-1], FORKS[0]),
+        *(pytest.param(version, marks=pytest.mark.deep) for version in (*ERAS[1:-1], *OTHERS, *FORKS[1:])),
+    ],
 )
 def test_no_rendered_command_is_refused(version: str) -> None:
     table = knowledge().flags(version)

@@ -294,7 +294,12 @@ CONFIRM = ["hold 1", "hold 1"]
     ("fail", "until", "report"),
     [
         (['["vllm_server"', '"files"', BAD], "serve llama-0 2", ["canary_verdict failed"]),
-        (['["canary_verdict"', '"after"', "verdict=slower"], "canary_verdict after", []),
+        pytest.param(
+            ['["canary_verdict"', '"after"', "verdict=slower"],
+            "canary_verdict after",
+            [],
+            marks=pytest.mark.deep,
+        ),
     ],
 )
 def test_a_canary_that_fails_goes_back_and_nothing_else_begins(
@@ -402,7 +407,10 @@ def test_docker_that_dies_in_a_late_batch_concerns_its_host_alone(tmp_path: Path
     assert AGAIN in done.out
 
 
-@pytest.mark.parametrize(("health", "held"), [(200, False), (0, True)], ids=["it answers", "it hangs"])
+@pytest.mark.parametrize(
+    ("health", "held"),
+    [pytest.param(200, False, id="it answers", marks=pytest.mark.deep), pytest.param(0, True, id="it hangs")],
+)
 def test_what_no_load_balancer_takes_is_asked_itself(tmp_path: Path, health: int, held: bool) -> None:
     """The canary answers or not; what keeps the load balancer from it says nothing about the release."""
     asked = {"status": "running", "endpoint": {"port": 8000}, "health": health}
@@ -541,7 +549,7 @@ def test_each_instance_is_drained_measured_and_returned(tmp_path: Path) -> None:
     assert "Benchmark: 4 groups of 4 done." in done.out
 
 
-@pytest.mark.parametrize("reported", [True, False])
+@pytest.mark.parametrize("reported", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_what_nodes_keep_of_the_run_is_removed_once_it_is_reported(tmp_path: Path, reported: bool) -> None:
     """All calls have the name that the plan decided on, whatever the operator's one is."""
     kept = tmp_path / "log.kept"
