@@ -60,9 +60,9 @@ def _names(plan: BalancerPlan) -> Iterable[str]:
 def _addresses(plan: BalancerPlan) -> Iterable[str]:
     """Yield the address of a load balancer that changes."""
     observed, settings = plan.host.observed, plan.host.settings
-    config = observed.config if observed else {}
-    if not config:
+    if observed is None or not observed.config:
         return
+    config, files = observed.config, observed.files
     old = (config.get("listen"), config.get("port"), config.get("tls"))
     if old != (bracketed(settings.listen), settings.port, settings.tls):
         scheme = "https" if config.get("tls") else "http"
@@ -70,7 +70,6 @@ def _addresses(plan: BalancerPlan) -> Iterable[str]:
             f"clients of load balancer {plan.host.name} use {plan.url} instead of {scheme}://…:{config.get('port')} "
             "from the moment when it is configured"
         )
-    files = observed.files if observed else {}
     if ADDRESS_FILE in files:
         wanted = plan.files.get(ADDRESS_FILE)
         if wanted is None:

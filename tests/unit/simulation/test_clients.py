@@ -173,3 +173,21 @@ def test_a_host_that_does_not_answer() -> None:
     assert told(site=site, deployments=(LLAMA, OTHER, {**PRIVATE, "port": 8300})) == [
         "clients that ask private on n1 directly find it at port 8300 instead of 8200 once it has changed"
     ]
+
+
+def test_an_instance_that_no_record_describes() -> None:
+    site = settled(BASE)
+    for item in site.states["n2"]["instances"]:
+        item["spec_hash"] = "0" * 64
+    found = told(site=site, deployments=(LLAMA, OTHER, {**PRIVATE, "port": 8300}))
+    assert [line.split()[5] for line in found] == ["n1"]
+
+
+def test_a_load_balancer_of_which_nothing_is_known() -> None:
+    """As when a plan is made without the hosts."""
+    plan = planned(
+        edited(BASE, deployments=(OTHER, PRIVATE), endpoint={"load_balancer_port": 9443}), settled(BASE)
+    ).plan
+    (balancer,) = plan.balancers
+    unseen = replace(balancer, host=replace(balancer.host, observed=None))
+    assert client_changes(replace(plan, balancers=(unseen,))) == []
