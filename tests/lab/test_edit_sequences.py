@@ -13,7 +13,7 @@ import random
 import pytest
 
 from tests.worlds.edited_fleet import Inventory
-from tests.worlds.edits import EDITS, Seeded, compute_mode, edit, virtual_address
+from tests.worlds.edits import EDITS, Seeded, add_balancer, compute_mode, edit, virtual_address
 
 from .conftest import Lab, copy_inventory, reset_lab
 from .edited import EditedLab, machines
@@ -40,7 +40,9 @@ def test_ten_edits_in_a_row(lab_up: list[str], tmp_path_factory: pytest.TempPath
     dying = set(source.sample(range(ROW), KILLED))
     for number in range(ROW):
         while True:
-            after, names = edit(draw, fleet.inventory, most=2, edits=DRAWN)
+            # Without a load balancer nothing is asked.
+            edits = DRAWN if fleet.inventory.balancers else [add_balancer]
+            after, names = edit(draw, fleet.inventory, most=2, edits=edits)
             print(f"seed {seed}, edit {number + 1}: {', '.join(names)}", flush=True)
             refused = fleet.refused(after)
             if not refused:
