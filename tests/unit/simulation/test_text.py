@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import Action
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import (
     CAPACITY,
     END,
@@ -55,6 +57,16 @@ def test_the_edit_that_causes_it_is_named_once() -> None:
     assert problem.what.count("llama-0") == 1
     one = Violation(CAPACITY, "the step", "what breaks")
     assert len(problems(Simulation((one, one)), plan)) == 1
+
+
+def test_only_what_starts_or_stops_an_instance_is_its_edit() -> None:
+    plan = planned(edited(BASE, deployments=FLAG), settled(BASE)).plan
+    more = Action("restart_policy", "vllm_serve", "llama-0", "a", "b", "another reason", "")
+    hosts = tuple(replace(host, actions=(*host.actions, more)) for host in plan.hosts)
+    found = Simulation((Violation(CAPACITY, "the step", "what breaks", (), (("n1", "llama-0"),)),))
+    (problem,) = problems(found, replace(plan, hosts=hosts))
+    assert "llama-0: " in problem.what
+    assert "another reason" not in problem.what
 
 
 def test_the_first_ones_are_shown() -> None:
