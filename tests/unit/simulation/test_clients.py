@@ -27,7 +27,7 @@ MOMENT = "from the moment when it is configured"
 HELD = {"virtual": "192.0.2.200/24"}
 
 
-def told(
+def client_lines(
     base: Inventory = BASE, site: Site | None = None, endpoint: dict[str, Any] | None = None, **changes: Any
 ) -> list[str]:
     after = edited(base, **changes) if endpoint is None else edited(base, endpoint=endpoint, **changes)
@@ -35,8 +35,8 @@ def told(
 
 
 def test_nothing_changes_for_them() -> None:
-    assert told() == []
-    assert told(deployments=({**LLAMA, "port": 8300}, OTHER, PRIVATE)) == []
+    assert client_lines() == []
+    assert client_lines(deployments=({**LLAMA, "port": 8300}, OTHER, PRIVATE)) == []
 
 
 # ---- names -------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_nothing_changes_for_them() -> None:
     ],
 )
 def test_a_name_that_ends(deployments: tuple[dict[str, Any], ...], lines: list[str]) -> None:
-    assert told(deployments=(*deployments, PRIVATE)) == lines
+    assert client_lines(deployments=(*deployments, PRIVATE)) == lines
 
 
 # ---- addresses ---------------------------------------------------------------------------------------
@@ -89,24 +89,24 @@ def test_a_name_that_ends(deployments: tuple[dict[str, Any], ...], lines: list[s
 )
 def test_another_address(before: dict[str, Any], after: dict[str, Any], line: str) -> None:
     base = edited(BASE, endpoint=before)
-    assert told(base, endpoint=after) == [f"clients of load balancer n1 use {line} {MOMENT}"]
+    assert client_lines(base, endpoint=after) == [f"clients of load balancer n1 use {line} {MOMENT}"]
 
 
 def test_a_virtual_address() -> None:
-    assert told(**HELD) == []  # the own one stays
+    assert client_lines(**HELD) == []  # the own one stays
     held = edited(BASE, **HELD)
-    assert told(held) == []
-    assert told(held, virtual="") == [f"the virtual address ends; clients use {URL}"]
-    assert told(held, virtual="192.0.2.201/24") == [
+    assert client_lines(held) == []
+    assert client_lines(held, virtual="") == [f"the virtual address ends; clients use {URL}"]
+    assert client_lines(held, virtual="192.0.2.201/24") == [
         "how the virtual address is held changes; clients use https://192.0.2.201:8443"
     ]
 
 
 def test_a_load_balancer_that_comes_or_does_not_answer() -> None:
-    assert told(edited(BASE, balancers={}), balancers=BASE.balancers) == []
+    assert client_lines(edited(BASE, balancers={}), balancers=BASE.balancers) == []
     site = settled(BASE)
     site.seen["n1"] = None
-    assert told(site=site, endpoint={"load_balancer_port": 9443}) == []
+    assert client_lines(site=site, endpoint={"load_balancer_port": 9443}) == []
 
 
 # ---- keys --------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_a_load_balancer_that_comes_or_does_not_answer() -> None:
 def test_keys_that_end(more: list[str], endpoint: dict[str, Any], lines: list[str]) -> None:
     site = settled(BASE)
     site.seen["n1"] = {**site.seen["n1"], "keys": [*key_marks(KEYS), *more]}
-    assert told(site=site, endpoint=endpoint) == lines
+    assert client_lines(site=site, endpoint=endpoint) == lines
 
 
 def test_keys_that_are_to_be_made() -> None:
@@ -142,12 +142,12 @@ def test_keys_that_are_to_be_made() -> None:
 
 
 def test_an_instance_that_is_asked_directly() -> None:
-    found = told(deployments=(LLAMA, OTHER, {**PRIVATE, "port": 8300}))
+    found = client_lines(deployments=(LLAMA, OTHER, {**PRIVATE, "port": 8300}))
     assert found == [
         f"clients that ask private on {host} directly find it at port 8300 instead of 8200 once it has changed"
         for host in HOSTS
     ]
-    found = told(deployments=(LLAMA, OTHER, {**PRIVATE, "listen": "0.0.0.0"}))
+    found = client_lines(deployments=(LLAMA, OTHER, {**PRIVATE, "listen": "0.0.0.0"}))
     assert found == [
         f"clients that ask private on {host} directly find it at another address once it has changed"
         for host in HOSTS
@@ -157,20 +157,20 @@ def test_an_instance_that_is_asked_directly() -> None:
 def test_the_server_of_an_engine_that_nobody_asks() -> None:
     """Of an engine over two hosts, only the first has an address."""
     base = edited(BASE, deployments=(LLAMA, OTHER, WIDE))
-    assert told(base, deployments=(LLAMA, OTHER, {**WIDE, "port": 8300})) == [
+    assert client_lines(base, deployments=(LLAMA, OTHER, {**WIDE, "port": 8300})) == [
         "clients that ask private on n1 directly find it at port 8300 instead of 8200 once it has changed"
     ]
 
 
 def test_an_instance_that_comes_behind_the_load_balancer_is_still_asked_there() -> None:
     """It was asked directly before, and its port is as it was."""
-    assert told(deployments=(LLAMA, OTHER, {**PRIVATE, "endpoint": True, "port": 8300})) == []
+    assert client_lines(deployments=(LLAMA, OTHER, {**PRIVATE, "endpoint": True, "port": 8300})) == []
 
 
 def test_a_host_that_does_not_answer() -> None:
     site = settled(BASE)
     site.states["n2"] = None
-    assert told(site=site, deployments=(LLAMA, OTHER, {**PRIVATE, "port": 8300})) == [
+    assert client_lines(site=site, deployments=(LLAMA, OTHER, {**PRIVATE, "port": 8300})) == [
         "clients that ask private on n1 directly find it at port 8300 instead of 8200 once it has changed"
     ]
 
@@ -179,7 +179,7 @@ def test_an_instance_that_no_record_describes() -> None:
     site = settled(BASE)
     for item in site.states["n2"]["instances"]:
         item["spec_hash"] = "0" * 64
-    found = told(site=site, deployments=(LLAMA, OTHER, {**PRIVATE, "port": 8300}))
+    found = client_lines(site=site, deployments=(LLAMA, OTHER, {**PRIVATE, "port": 8300}))
     assert [line.split()[5] for line in found] == ["n1"]
 
 
