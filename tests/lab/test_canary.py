@@ -15,13 +15,7 @@ import pytest
 from tests import ROOT
 
 from .conftest import Lab, container, copy_inventory, reset_lab
-from .helpers import completion, deployment
-
-# Runs of a third of a second: what is proven is the judgement, not the benchmark.
-ARGS = {
-    "dataset_name": "random", "random_input_len": 32, "random_output_len": 16, "num_prompts": 32,
-    "max_concurrency": 16, "temperature": 0, "ignore_eos": True,
-}  # fmt: skip
+from .helpers import SHORT_RUNS, completion, deployment
 
 ANSWERS = "/srv/sanity.jsonl"
 """The right answers to the sanity set, on each node and in its containers."""
@@ -90,7 +84,7 @@ def compare(lab: Lab, tries: int, reference: bool, **rules: int) -> list[dict[st
     """Compare an instance with itself; what was found. rules: variables of the judgement."""
     before = len(reports(lab))
     variables = {
-        "tries": tries, "reference": reference, "canary_args": ARGS, "canary_results_dir": f"{lab.tmp}/results",
+        "tries": tries, "reference": reference, "canary_args": SHORT_RUNS, "canary_results_dir": f"{lab.tmp}/results",
         **rules,
     }  # fmt: skip
     run = lab.play("../tests/lab/plays/canary", "-e", json.dumps(variables))
@@ -155,7 +149,7 @@ def test_a_bad_release_is_stopped_at_the_first_instance(canary: Lab, name: str) 
     env, kind, words = BAD[name]
     lab, before, seen = canary, containers(canary), len(reports(canary))
     lab.write_vars(vllm_deployments=[standins(**env)])
-    variables = {"canary_args": ARGS, "canary_results_dir": f"{lab.tmp}/results", "upgrade_soak": 0}
+    variables = {"canary_args": SHORT_RUNS, "canary_results_dir": f"{lab.tmp}/results", "upgrade_soak": 0}
     begun = time.monotonic()
     run = lab.play("upgrade", "-e", json.dumps(variables))
     print(f"{name}: {time.monotonic() - begun:.0f} s")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edits that once lost requests or did not succeed, in a row on one fleet: nothing is lost, nothing unforeseen.
 
-Two instances on a host, and a canary that holds the first against one that is as it was: with one instance, or without
-a canary, the faults of W1, W2 and W7 stay out of sight.
+Two instances on a host, and for W2 and W7 a canary that holds the first against one that is as it was: without it, the
+faults of both stay out of sight.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ from tests.worlds.edited_fleet import Inventory
 
 from .conftest import Lab
 from .edited import EditedLab, edited, machines
-from .helpers import LEFT_OUT
+from .helpers import LEFT_OUT, SHORT_RUNS
 
 CHAT = {"name": "ada", "gpus": [0, 1], "instances_per_host": 2, "port": 8000, "served_model_name": "chat"}
 # Short runs, on cores that the load and other tests need, too: what is tested is what happens around them.
 CANARY = {
-    "canary_args": {
-        "dataset_name": "random", "random_input_len": 32, "random_output_len": 16, "num_prompts": 32,
-        "max_concurrency": 16, "temperature": 0, "ignore_eos": True,
-    },
+    "canary_args": SHORT_RUNS,
     "canary_runs": 4,
     "canary_tolerance": 80,
     "canary_latency_tolerance": 300,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,8 @@ MOMENT = "from the moment when it is configured"
 HELD = {"virtual": "192.0.2.200/24"}
 
 
-def client_lines(
-    base: Inventory = BASE, site: Site | None = None, endpoint: dict[str, Any] | None = None, **changes: Any
-) -> list[str]:
-    after = edited(base, **changes) if endpoint is None else edited(base, endpoint=endpoint, **changes)
-    return client_changes(planned(after, site or settled(base)).plan)
+def client_lines(base: Inventory = BASE, site: Site | None = None, **changes: Any) -> list[str]:
+    return client_changes(planned(edited(base, **changes), site or settled(base)).plan)
 
 
 def test_nothing_changes_for_them() -> None:
