@@ -119,7 +119,7 @@ TESTS = {
         "rollout/test_rollout_balancer",
         "simulation/test_reported_edits",
     ],
-    "rollout.proof": ["rollout/test_proof"],
+    "rollout.proof": ["rollout/test_proof", "rollout/test_leaving"],
     "rollout.members": ["rollout/test_batches", "rollout/test_capacity", "simulation/test_reported_edits"],
     "rollout.steps": ["rollout/test_rollout_steps"],
     "rollout.schedule": [

@@ -143,6 +143,7 @@ def beside_the_engine(inventory: Inventory) -> Inventory:
 
 
 FLAGS = {"engine_args": {"max_num_seqs": 40}}
+AUTH = "load_balancer_instance_auth"
 EDITS: dict[str, Edit] = {
     "another served name": changed({"served_model_name": "talk"}),
     "a name more": changed({"served_model_name": ["talk", "chat"]}),
@@ -160,9 +161,13 @@ EDITS: dict[str, Edit] = {
     "one less, and a rename": both(balancers("lab-n2", "lab-n3"), changed({}, {"name": "dan"})),
     "another key": changed(key="second"),
     "another key with a flag": changed({"engine_args": {"max_num_seqs": 56}}, key="first"),
+    "no key, and another port": changed({"port": 8040}, endpoint={AUTH: False}),
+    "a key again": changed(endpoint={}),
     "more instances": changed({"gpus": [0, 1, 3], "instances_per_host": 3}),
     "fewer instances": changed({"gpus": [0, 1], "instances_per_host": 2}),
     "GPUs in another order": changed({"gpus": [1, 0]}),
+    "a GPU exchanged with another deployment": changed({"gpus": [2, 0]}, {"gpus": [1]}),
+    "exchanged back": changed({"gpus": [1, 0]}, {"gpus": [2]}),
     "split in two": split,
     "joined again": join,
     "weights": changed({"weight": 3}),
