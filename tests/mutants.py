@@ -120,7 +120,19 @@ TESTS = {
         "simulation/test_reported_edits",
     ],
     "rollout.proof": ["rollout/test_proof", "rollout/test_leaving"],
-    "rollout.members": ["rollout/test_batches", "rollout/test_capacity", "simulation/test_reported_edits"],
+    "rollout.members": [
+        "rollout/test_members",
+        "rollout/test_batches",
+        "rollout/test_capacity",
+        "simulation/test_reported_edits",
+    ],
+    "rollout.todo": [
+        "rollout/test_todo",
+        "rollout/test_deploy",
+        "rollout/test_measurement",
+        "plan/test_pushes",
+        "endpoint/test_former",
+    ],
     "rollout.steps": ["rollout/test_rollout_steps"],
     "rollout.schedule": [
         "rollout/test_batches",

@@ -12,13 +12,14 @@ from tests.worlds.edited_fleet import Inventory, Site, settled
 from tests.worlds.plan_world import deployment, fleet
 
 HOSTS = {"n1": "192.0.2.11", "n2": "192.0.2.12", "n3": "192.0.2.13"}
-NEW = {"n1": "z1", "n2": "y2", "n3": "x3"}
+NEW = {"n1": "y1", "n2": "z2", "n3": "x3"}  # the head is between the others
 SUBSETS = [names for count in range(4) for names in itertools.combinations(HOSTS, count)]
 
 
 @cache
-def before() -> Site:
-    engine = {"nodes": 3, "tensor_parallel_size": 1, "pipeline_parallel_size": 3, "hosts": list(HOSTS)}
+def before(count: int = 3) -> Site:
+    names = list(HOSTS)[:count]
+    engine = {"nodes": count, "tensor_parallel_size": 1, "pipeline_parallel_size": count, "hosts": names}
     return settled(Inventory(HOSTS, {}, (deployment(name="wide", gpus=[0], **engine),)))
 
 
@@ -42,6 +43,13 @@ def test_all_records_have_the_names_of_now_and_the_head_is_first(names: tuple[st
     assert len(set(found.values())) == 1  # they are known as one engine by this
     assert {*found[head]} == found.keys()
     assert found[head][0] == head
+
+
+@pytest.mark.parametrize("names", [("n1",), ("n2",), ("n1", "n2")])
+def test_an_engine_over_two_hosts(names: tuple[str, ...]) -> None:
+    found = recorded(before(2).renamed({name: NEW[name] for name in names}))
+    now = [NEW[name] if name in names else name for name in ("n1", "n2")]
+    assert {name: hosts for name, hosts in found.items() if name in now} == dict.fromkeys(now, tuple(now))
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -18,7 +18,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.closure import
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pushes import pinned_pushes
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import todo_hosts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import restrict_to, todo_hosts
 
 from tests.unit.plan.test_builds import BUILD, LOCK, ONE, OTHER, TAG, _image, _lock
 from tests.worlds.plan_world import GIB, deployment, fleet, plan, problems, state, workshop
@@ -136,8 +136,17 @@ def test_a_mirror_passes_on_what_was_pushed() -> None:
 
 
 def test_the_second_plan_of_a_run_builds_and_pushes_nothing() -> None:
-    alone = dict(_plan({"n1": [], "n2": []}, again=["n2"]).excluded)  # building failed on n1, which is out
-    assert f"was not pushed to {PLACE}" in alone["n2"]
+    found = _plan({"n1": [], "n2": []}, again=["n2"])  # building failed on n1, which is out
+    assert f"was not pushed to {PLACE}" in dict(found.excluded)["n2"]
+    groups = {item["name"]: item["groups"] for item in todo_hosts(found, (), found.to_json())}
+    assert groups["n2"] == ["fleet_excluded"]
+
+
+def test_the_second_plan_speaks_of_its_own_hosts() -> None:
+    found = replace(_plan({"n1": [], "n2": []}), excluded=(("n1", "a reason"), ("n3", "another")))
+    own = restrict_to(found, ["n2", "n3"])
+    assert [host.host.name for host in own.hosts] == ["n2"]
+    assert own.excluded == (("n3", "another"),)
     held = _plan({"n1": [_here()], "n2": []}, _lock(), again=["n2"])
     assert dict(held.excluded).keys() == {"n2"}
     assert _steps(_plan({"n1": [_here(FIRST)], "n2": []}, _pushed(), again=["n1", "n2"])) == {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +124,8 @@ def test_an_engine_is_lost_and_gained_once() -> None:
     beside = member("b-0", "x", "x")
     half = [pair[0], member("a-1", "m x", "m x", engine="e", old_engine="f", in_service=False)]
     assert (shifts(half).losses(half[:1]), shifts(half).losses(half[1:])) == ({}, {})  # it did not serve
+    rank = [pair[0], replace(pair[1], old=None, in_service=False)]  # without its container
+    assert (shifts(rank).losses(rank), shifts(rank).losses(rank[1:])) == ({"a": 1}, {})
     found = shifts([*pair, beside])
     assert (found.losses(pair), found.gains(pair)) == ({"a": 1, "a and b": 1}, {"a": 1, "a and b": 1})
     assert found.losses([beside]) == {"a and b": 1}

@@ -67,5 +67,6 @@ def test_a_hold_ends_where_no_instance_changes(operation: str, down: bool) -> No
 @pytest.mark.parametrize("operation", [DEPLOY, UPGRADE])
 def test_hosts_that_hold_say_so_and_have_nothing_to_do(operation: str) -> None:
     settled = run(turned_back(), llama(16), OperationRequest(operation))
-    found = groups(settled, llama(16), OperationRequest(operation))
-    assert found == {"n1": ["fleet_held"], "n2": ["fleet_held"]}
+    for states in (settled, {**settled, "n3": None}):
+        found = groups(states, llama(16), OperationRequest(operation))
+        assert found == {"n1": ["fleet_held"], "n2": ["fleet_held"]}
