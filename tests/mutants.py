@@ -141,6 +141,7 @@ TESTS = {
         "simulation/test_reported_edits",
     ],
     "rollout.turning_back": [
+        "rollout/test_turning_back",
         "simulation/test_turned_back",
         "simulation/test_hold_histories",
         "rollout/test_deploy",

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""To which generation each deployment goes back when a release is turned back, and what is held together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    Generation,
+    GenerationMember,
+    History,
+    Hold,
+    OpenRollout,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Host
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import ObservedInstance
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.revisions import (
+    HostRevision,
+    RevisionChange,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import (
+    HELD,
+    INVENTORY,
+    DeploymentSource,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches import Batch
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.groups import ChangeGroup
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.members import (
+    InstanceResources,
+    RolloutInstance,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.turning_back import (
+    earlier_generations,
+    holds_of,
+)
+
+from tests.worlds.plan_world import fleet, state
+
+(EMPTY,) = fleet({"n1": state()}, []).hosts
+assert EMPTY.state
+HERE = InstanceResources(frozenset(), frozenset())
+
+
+def record(number: int, *specs: str, name: str = "a") -> Generation:
+    """A generation with an instance of each of these specs."""
+    members = tuple(GenerationMember(f"{name}-{at}", spec, 8000 + at) for at, spec in enumerate(specs))
+    return Generation(name, number, members=members)
+
+
+def host(*runs: str, kept: tuple[Generation, ...] = (), at: str = "n1", name: str = "a") -> Host:
+    """A host that keeps these generations of a deployment, and runs instances of these specs."""
+    instances = tuple(
+        ObservedInstance(f"{name}-{number}", name, "running", spec, None, None, ())
+        for number, spec in enumerate(runs)
+    )
+    histories = (History(name, kept),) if kept else ()
+    return replace(EMPTY, name=at, state=replace(EMPTY.state, instances=instances, generations=histories))
+
+
+def revision(
+    number: int | None,
+    *hosts: str,
+    name: str = "a",
+    kind: str = INVENTORY,
+    made: Generation | None = None,
+    **source: Any,
+) -> RevisionChange:
+    """A change to a generation. hosts: where; made: what they record of it."""
+    steps = {one: HostRevision(None, number, made) for one in hosts}
+    return RevisionChange(
+        name, DeploymentSource(kind, **source), number, None, made is not None, False, "", steps
+    )
+
+
+ONE, TWO, GONE = record(1, "x"), record(2, "y"), record(3)
+TRIAL = OpenRollout(2, "a flag")
+HOLD = Hold(1, "slower", failed=(2,))
+
+
+@pytest.mark.parametrize(
+    ("change", "hosts", "expected"),
+    [
+        (revision(1), [host()], 0),
+        (revision(2), [host("x", kept=(ONE,))], 1),
+        (revision(3), [host("y", kept=(ONE, TWO))], 2),
+        # What some hosts run already is no way back.
+        (revision(2), [host("y", kept=(ONE, TWO)), host("x", kept=(ONE,), at="n2")], 1),
+        (revision(2), [host("y", kept=(ONE, TWO))], 1),
+        # Where nothing runs, what ran last.
+        (revision(3), [host(kept=(ONE, TWO))], 2),
+        (revision(2), [host(kept=(ONE, TWO))], 1),
+        # A deployment that was removed did not serve before.
+        (revision(4), [host(kept=(ONE, TWO, GONE))], 0),
+        (revision(4), [host(kept=(ONE, TWO, GONE)), host(kept=(ONE,), at="n2")], 1),
+        # Its number is not known yet: all that runs did so before.
+        (revision(None), [host("x", kept=(ONE,))], 1),
+        # An earlier run knew it.
+        (revision(2, trial=replace(TRIAL, before=0)), [host("x", kept=(ONE,))], 0),
+        (revision(2, trial=TRIAL), [host("x", kept=(ONE,))], 1),
+        # What was turned back to stays the way back, whatever runs.
+        (revision(3, held=HOLD), [host("y", kept=(ONE, TWO))], 1),
+        (revision(1, held=HOLD), [host("y", kept=(ONE, TWO))], 2),
+    ],
+)  # fmt: skip
+def test_the_generation_before(change: RevisionChange, hosts: list[Host], expected: int) -> None:
+    assert earlier_generations({"a": change}, hosts) == {"a": expected}
+
+
+def test_only_what_follows_the_inventory_goes_back() -> None:
+    changes = {"a": revision(2, kind=HELD), "b": revision(1, name="b")}
+    assert earlier_generations(changes, [host("x", kept=(ONE,))]) == {"b": 0}
+
+
+def member(name: str, was: str | None, now: str | None) -> RolloutInstance:
+    """An instance that serves a model name before and after; None if it is not there."""
+    return RolloutInstance(
+        "n1", f"{name}-0", name, HERE if was is not None else None, HERE if now is not None else None,
+        models=(now,) if now else (), old_models=(was,) if was else (),
+    )  # fmt: skip
+
+
+def batches(*groups: tuple[RolloutInstance, ...]) -> list[Batch]:
+    """A batch of each group."""
+    made = [ChangeGroup(group) for group in groups]
+    return [Batch(number, group.deployment, (group,)) for number, group in enumerate(made, start=1)]
+
+
+A, B, C = (member(name, name, name) for name in "abc")
+NEW_A, OLD_B = member("a", None, "m"), member("b", "m", None)
+EARLIER = {"a": 1, "b": 2, "c": 3}
+
+
+def changes(*names: str, number: int = 4) -> dict[str, RevisionChange]:
+    """All of these deployments get a new generation on n1."""
+    return {name: revision(number, "n1", name=name, made=record(number, "new", name=name)) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([], {}),
+        ([(A,)], {"a": {"a"}}),
+        ([(A,), (B,)], {"a": {"a"}, "b": {"b"}}),
+        # They exchange GPUs, directly or through others.
+        ([(A, B)], {"a": {"a", "b"}}),
+        ([(A, B), (B, C), (C,)], {"a": {"a", "b", "c"}, "b": {"a", "b", "c"}, "c": {"a", "b", "c"}}),
+        # The name that it serves is left by another one.
+        ([(NEW_A,), (OLD_B,)], {"a": {"a", "b"}}),
+        ([(NEW_A,), (member("b", "other", None),)], {"a": {"a"}}),
+        ([(NEW_A,), (OLD_B, C)], {"a": {"a", "b", "c"}, "c": {"b", "c"}}),
+        # What only goes is turned back with nobody.
+        ([(OLD_B,)], {}),
+    ],
+)  # fmt: skip
+def test_what_is_held_together(
+    groups: list[tuple[RolloutInstance, ...]], expected: dict[str, set[str]]
+) -> None:
+    found = holds_of(batches(*groups), changes("a", "b", "c"), [host("x", kept=(ONE,))], EARLIER)
+    assert found == {
+        name: {one: Hold(EARLIER[one], "", "", (4,), tuple(sorted(names - {one}))) for one in names}
+        for name, names in expected.items()
+    }
+
+
+def test_of_those_held_together_only_what_follows_the_inventory_is() -> None:
+    found = holds_of(batches((A, B)), changes("a", "b"), [host("x", kept=(ONE,))], {"a": 1})
+    assert {name: set(held) for name, held in found.items()} == {"a": {"a"}}
+
+
+ALIKE = record(4, "x")  # runs the same as the first one
+OWN = [host("x", kept=(ONE,))]
+
+
+@pytest.mark.parametrize(
+    ("change", "hosts", "held"),
+    [
+        (revision(4, "n1", made=record(4, "new")), OWN, True),
+        (revision(4, "n1", made=ALIKE), OWN, False),
+        (revision(4, "n1", made=record(4, "new"), kind=HELD), OWN, False),
+        (revision(None, "n1", made=record(4, "new")), OWN, False),
+        (revision(4, "n2", made=record(4, "new")), OWN, False),  # nothing changes here
+        # Recorded before: it is new as long as it does not run everywhere, or nobody has judged it.
+        (revision(2, "n1"), [host("x", kept=(ONE, TWO))], True),
+        (revision(2, "n1"), [host("y", kept=(ONE, TWO))], False),
+        (revision(2, "n1", trial=TRIAL), [host("y", kept=(ONE, TWO))], True),
+        (revision(2, "n1"), [host("y", kept=(ONE, TWO)), host("x", kept=(ONE,), at="n2")], True),
+        (revision(1, "n1"), [host("y", kept=(ONE, TWO))], False),  # that is put back
+        # It was not here, or is to be here no more.
+        (revision(2, "n1", made=TWO), [host()], True),
+        (revision(2, "n1", made=record(2)), [host()], False),
+        (revision(None, "n1"), OWN, False),
+        (replace(revision(2), hosts={"n1": HostRevision(None, None)}), OWN, True),
+        (replace(revision(2), hosts={"n1": HostRevision(None, None)}), [host()], False),
+        # What runs is recorded nowhere, so there is no way back.
+        (revision(4, "n1", made=record(4, "new")), [host("x")], False),
+        (revision(4, "n1", made=record(4, "new")), [host("x", "z", kept=(ONE,))], False),
+        (revision(4, "n1", made=record(4, "new")), [*OWN, host("z", at="n2", name="b")], True),
+        (revision(4, "n1", made=record(4, "new")), [*OWN, replace(EMPTY, name="n2", state=None)], True),
+    ],
+)  # fmt: skip
+def test_what_is_not_new_or_has_no_way_back_is_not_held(
+    change: RevisionChange, hosts: list[Host], held: bool
+) -> None:
+    found = holds_of(batches((A,)), {"a": change}, hosts, {"a": 1})
+    assert found == ({"a": {"a": Hold(1, "", "", (change.generation or 0,), ())}} if held else {})
+
+
+def test_a_deployment_without_a_revision_is_not_held() -> None:
+    assert holds_of(batches((A,)), {}, OWN, {"a": 1}) == {}
