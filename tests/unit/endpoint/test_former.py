@@ -13,6 +13,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.former imp
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import check_request
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import END
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,15 @@ def test_the_only_one_is_listed_and_counts_as_nothing() -> None:
 
 def test_it_is_taken_down_before_instances_change_and_once() -> None:
     done, inventory, site = left(options=REMOVE)
-    assert done.simulate().violations == ()
+    there: dict[str, bool] = {}
+    found = simulate(
+        done.plan,
+        done.todo,
+        "deploy",
+        watch=lambda step, model: there.setdefault(step, model.balancers["n1"].exists),
+    )
+    assert found.violations == ()
+    assert not there["taking down the load balancer of n1"]
     assert [item.phase for item in done.plan.former] == ["before"]
     (todo,) = [item for item in done.todo if item["name"] == "n1"]
     assert "todo_former_balancer" in todo["groups"]

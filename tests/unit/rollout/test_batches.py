@@ -91,6 +91,21 @@ TOGETHER = {
         [member("n1", 0, new=place(0, 8001)), member("n1", 1, new=place(1, 8002))],
         ["n1 llama-0", "n1 llama-1"],
     ),
+    "a GPU of another one, which gives it first": (
+        [member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(2, 8001))],
+        ["n1 llama-0", "n1 llama-1"],
+    ),
+    "a whole GPU that two others share": (
+        [
+            member("n1", 0, new=place(1, 8000)),
+            *(member("n1", i, old=place(1, 8000 + i, 0.5), new=place(1 + i, 8000 + i)) for i in (1, 2)),
+        ],
+        ["n1 llama-0 + llama-1 + llama-2"],
+    ),
+    "a share of a GPU that another one has": (
+        [member("n1", 0, new=place(1, 8000, 0.5)), member("n1", 1, new=place(2, 8001))],
+        ["n1 llama-0 + llama-1"],
+    ),
     "a port of one of another deployment": (
         [member("n1", 0, new=place(0, 8001)), member("n1", 1, deployment="qwen", new=place(1, 8002))],
         ["n1 llama-0 + qwen-1"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,14 +26,16 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls im
     UnknownStep,
     perform,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FORMER, PRESENT
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import (
     DEFAULT_PARTITION_SERIAL,
     PARTITION,
     PLAYS,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import simulate
 
 from tests import ROOT
-from tests.unit.simulation.test_named_edits import deployed
+from tests.unit.simulation.test_named_edits import deployed, llama
 
 PLAYBOOKS = ROOT / "playbooks"
 # What a play is to the simulator, by the group of its hosts. Plans, leases, reports and hosts that were left out change
@@ -125,3 +128,16 @@ def test_an_unknown_step_is_an_error_and_no_step_without_effect() -> None:
     context = SimulatedRun(first_model(done.plan, known), known, {}, {}, set(), False, [])
     with pytest.raises(UnknownStep, match="a_new_module"):
         perform(context, [("n1", "a_new_module", {})], lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("key", "sends"), [({}, PRESENT), ({"map": None}, FORMER), ({"map": None, "sent": False}, "")]
+)
+def test_a_load_balancer_sends_the_key_that_its_plan_has(key: dict[str, Any], sends: str) -> None:
+    """One that does not exist yet is another than any instance has."""
+    done = deployed(deployments=(llama(port=8200),))
+    own = tuple(replace(item, instance_key=replace(item.instance_key, **key)) for item in done.plan.balancers)
+    sent: list[str] = []
+    plan = replace(done.plan, balancers=own)
+    simulate(plan, done.todo, DEPLOY, watch=lambda _step, model: sent.append(model.balancers["n1"].key))
+    assert sent[-1] == sends
