@@ -109,6 +109,7 @@ TESTS = {
     ],
     "rollout.capacity": ["rollout/test_capacity"],
     "rollout.deploy": [
+        "rollout/test_first",
         "rollout/test_deploy",
         "rollout/test_plan",
         "rollout/test_stopping",
