@@ -36,8 +36,8 @@ options:
         the hold or trial unchanged, and null removes it.
       - C(held) has C(generation) (0 for a deployment of which nothing served before), C(why), C(failed), the
         generations that were turned back, and C(together), the deployments that were turned back with it.
-      - C(trial) has C(generation), C(why), C(units), C(baseline) and C(before), the generation to which the rollout
-        goes back if it fails.
+      - C(trial) has C(generation), C(why), C(units), C(baseline), C(before), the generation to which the rollout
+        goes back if it fails, and C(together), those of the deployments that go back with it.
       - C(since) defaults to the present time.
     type: list
     elements: dict

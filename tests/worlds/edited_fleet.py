@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -212,8 +213,9 @@ def _balancer(name: str, inventory: Inventory, site: Site) -> BalancerHost:
     return made
 
 
-def carried_out(done: Planned, inventory: Inventory, site: Site, now: str = NOW) -> Site:
-    """What the hosts have after a plan was carried out, all of it."""
+def carried_out(done: Planned, inventory: Inventory, site: Site, now: str | None = None) -> Site:
+    """What the hosts have after a plan was carried out, all of it; by default, a minute after what they have."""
+    now = now or _later(site)
     data = done.plan.to_json()["hosts"]
     states = {name: copy.deepcopy(found) for name, found in site.states.items() if name not in data}
     for name, host in data.items():
@@ -231,6 +233,17 @@ def carried_out(done: Planned, inventory: Inventory, site: Site, now: str = NOW)
         if former.phase:
             del seen[former.host]
     return Site(states, seen)
+
+
+def _later(site: Site) -> str:
+    made = [
+        one["made"]
+        for found in site.states.values()
+        for history in (found or {}).get("generations") or ()
+        for one in history["kept"]
+    ]
+    last = datetime.datetime.fromisoformat(max(made, default=NOW))
+    return (last + datetime.timedelta(minutes=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def configured(plan: BalancerPlan, which: str = "files") -> dict[str, Any]:

@@ -19,7 +19,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate
 from hypothesis import strategies as st
 
 from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, configured
-from tests.worlds.plan_world import NOW
 
 Draw = Callable[[Any], Any]
 SINCE = "2026-11-21T23:00:00Z"
@@ -65,7 +64,11 @@ def may_die(done: Planned) -> bool:
 
 
 def died_at(
-    moment: Moment, done: Planned, inventory: Inventory, site: Site, times: tuple[str, str] = (NOW, SINCE)
+    moment: Moment,
+    done: Planned,
+    inventory: Inventory,
+    site: Site,
+    times: tuple[str | None, str] = (None, SINCE),
 ) -> Site:
     """What the hosts have when the controller of a run died at a moment, after it had recorded the generations.
 
@@ -103,7 +106,7 @@ def turned_back(
     inventory: Inventory,
     site: Site,
     failed: tuple[Any, str],
-    times: tuple[str, str] = (NOW, SINCE),
+    times: tuple[str | None, str] = (None, SINCE),
 ) -> Site:
     """What the hosts have when a batch failed its verdict in a phase, and was turned back and held.
 

@@ -270,7 +270,8 @@ class Hold:
 class OpenRollout:
     """A rollout in progress or interrupted: groups that have the new generation, and the old generation's figures.
 
-    before: the generation to which it goes back when it fails; None in records that do not say it.
+    before: the generation to which it goes back when it fails; None in records that do not say it. together: those of
+    the deployments that go back with it.
     """
 
     generation: int
@@ -279,6 +280,7 @@ class OpenRollout:
     units: tuple[Any, ...] = ()
     baseline: Mapping[str, Any] = field(default_factory=dict, hash=False)
     before: int | None = None
+    together: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the form of the store."""
@@ -289,6 +291,7 @@ class OpenRollout:
             "units": list(self.units),
             "baseline": dict(self.baseline),
             "before": self.before,
+            "together": dict(self.together),
         }
 
     @classmethod
@@ -301,6 +304,7 @@ class OpenRollout:
             tuple(item.get("units") or ()),
             dict(item.get("baseline") or {}),
             None if item.get("before") is None else int(item["before"]),
+            {str(name): int(number) for name, number in (item.get("together") or {}).items()},
         )
 
 

@@ -52,6 +52,9 @@ def _check(history: History) -> None:
     if history.trial:
         _require(0 < history.trial.generation <= _GENERATIONS, "generation", history.trial.generation)
         _require(0 <= (history.trial.before or 0) <= _GENERATIONS, "before", history.trial.before)
+        for name, number in history.trial.together.items():
+            _matches(NAME, "together", name)
+            _require(0 <= number <= _GENERATIONS, "together", number)
     for bound in (history.held, history.trial):
         if bound:
             _matches(_TIME, "since", bound.since)

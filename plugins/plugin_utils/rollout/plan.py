@@ -199,12 +199,14 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
         if not wanted.at_once and any(rollout.capacity[label].min_available for label in labels)
     }
     firsts = {item.deployment: item.number for item in reversed(batches)}
+    holds = holds_of(batches, revisions, [host.host for host in plan.hosts], earlier) if continued else {}
     changes = {
         item.number: replace(
             _change(item, wanted, revisions, policy),
             keep=item.deployment in kept,
             first=firsts[item.deployment] == item.number,
             before=earlier.get(item.deployment),
+            together=_others(item.deployment, holds),
         )
         for item in batches
     }
@@ -222,7 +224,6 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
         for name, part in parts.items():
             steps.setdefault(name, {})[number] = steps_of(part, changes[number])
     awaited = {item.number: awaited_hosts(item, members, rollout.capacity) for item in batches}
-    holds = holds_of(batches, revisions, [host.host for host in plan.hosts], earlier) if continued else {}
     holding = {name: host.holds(holds) for name, host in hosts.items()}
     listed = tuple(
         {
@@ -321,6 +322,11 @@ def _change(
     return BatchChange(
         operation, batch.deployment, revision.generation if revision else None, why, policy.soak
     )
+
+
+def _others(deployment: str, holds: Mapping[str, Holds]) -> dict[str, int]:
+    """Return the generations of the other deployments that are held when one is turned back."""
+    return {name: hold.generation for name, hold in holds.get(deployment, {}).items() if name != deployment}
 
 
 def _changed_before(batch: Batch, batches: Iterable[Batch]) -> set[str]:

@@ -7,7 +7,7 @@ The role rollout walks the phases of a batch in their order; all hosts of the ba
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...module_utils.common.generations import MEASUREMENTS, RESTART, STOP, UPGRADE, Hold
@@ -54,7 +54,7 @@ class BatchChange:
     """What a batch does: its operation, to which generation of which deployment, and seconds under watch after it.
 
     keep: a load balancer refuses to drain what would leave it too few. first: of its deployment in this run. before:
-    the generation to which it goes back.
+    the generation to which it goes back. together: those of the deployments that go back with it.
     """
 
     operation: str
@@ -65,6 +65,7 @@ class BatchChange:
     keep: bool = False
     first: bool = False
     before: int | None = None
+    together: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,7 @@ def trial_record(change: BatchChange, canary: str = "", judged: bool = False) ->
         "units": [canary] if judged else [],
         "baseline": {"canary": canary, "found": {}} if canary else {},
         "before": change.before,
+        "together": dict(change.together),
     }
     return {"deployment": change.deployment, "trial": found}
 

@@ -19,11 +19,18 @@ Holds = dict[str, Hold]
 
 def earlier_generations(revisions: Revisions, hosts: Sequence[Host]) -> dict[str, int]:
     """Return the generation to which each deployment goes back; 0 for one that did not serve before."""
-    return {
-        name: _earlier(revision, hosts)
-        for name, revision in revisions.items()
-        if revision.source.kind == INVENTORY
-    }
+    mine = {name: revision for name, revision in revisions.items() if revision.source.kind == INVENTORY}
+    found = {name: _earlier(revision, hosts) for name, revision in mine.items()}
+    for revision in mine.values():
+        found |= {name: number for name, number in _together(revision, hosts).items() if name in found}
+    return found
+
+
+def _together(revision: RevisionChange, hosts: Sequence[Host]) -> dict[str, int]:
+    """Return what goes back with a deployment whose rollout an earlier run began; all records of it have to agree."""
+    histories = histories_by_name(hosts, revision.deployment) if revision.source.trial else ()
+    found = [set(history.trial.together.items()) for history in histories if history.trial]
+    return dict(set.intersection(*found)) if found else {}
 
 
 def _earlier(revision: RevisionChange, hosts: Sequence[Host]) -> int:
@@ -50,7 +57,8 @@ def holds_of(
 
     Held with it are deployments with which it exchanges GPUs or ports, as they cannot go on without it, and those that
     stop serving a model name which it serves, as nobody would serve it. Nothing is held because of a definition that is
-    not new, nor where what ran before is unknown, as it cannot be kept.
+    not new, nor where what ran before is unknown, as it cannot be kept; and nothing that had left the fleet before, and
+    is removed now from a host that was away.
     """
     members = [item for batch in batches for group in batch.groups for item in group.members]
     exchanges = _exchanges(batches)
@@ -62,7 +70,8 @@ def holds_of(
             continue
         names = {one for one in exchanges[name] if one in earlier}
         names |= {one for other in _leaving(names, members) for one in exchanges[other] if one in earlier}
-        names |= {name} if name in earlier else set()
+        names = {one for one in names if not _left_before(revisions[one], name, hosts, earlier)}
+        names |= {one for one in (name, *_together(revision, hosts)) if one in earlier}
         found[name] = {
             one: Hold(earlier[one], "", "", (revisions[one].generation or 0,), tuple(sorted(names - {one})))
             for one in sorted(names)
@@ -91,6 +100,23 @@ def _changes(revision: RevisionChange, host: Host, earlier: int) -> bool:
     history = next(histories_by_name([host], revision.deployment), History(revision.deployment))
     new, old = step.record or history.as_of(step.wanted or 0), history.as_of(earlier)
     return (new.specs if new else {}) != (old.specs if old else {})
+
+
+def _left_before(other: RevisionChange, name: str, hosts: Sequence[Host], earlier: Mapping[str, int]) -> bool:
+    """Return whether a host recorded that it has nothing of another deployment by the time of what `name` goes back to.
+
+    A host records all that changes in a run at once, so times of one host can be compared.
+    """
+    for host in hosts:
+        there = next(histories_by_name([host], other.deployment), None)
+        gone = there.newest if there else None
+        own = next(histories_by_name([host], name), None)
+        back = own.as_of(earlier.get(name, 0)) if own else None
+        if not gone or gone.members or gone.generation != other.generation or not back or not back.members:
+            continue
+        if back.recorded_at >= gone.recorded_at:
+            return True
+    return False
 
 
 def _unrecorded(name: str, hosts: Sequence[Host]) -> bool:

@@ -235,6 +235,19 @@ def test_every_string_of_a_record(kind: str) -> None:
                     assert json.dumps(made.server(member))
 
 
+@pytest.mark.parametrize(
+    "together", [{LEAK: 1}, {"other": -1}, {"other": 10**9}, {"other": "x"}, ["other"], "other"]
+)
+def test_what_goes_back_together_is_names_and_generations(together: Any) -> None:
+    states, _unused = served()
+    record = states["n2"]["generations"][0]
+    trial = {"generation": 2, "why": "", "since": HELD["since"], "units": [], "baseline": {}, "before": 1}
+    assert read_history({**record, "trial": {**trial, "together": {"other": 1}}}).broken == ""
+    broken = read_history({**record, "trial": {**trial, "together": together}}).broken
+    assert broken
+    assert len(broken) < 300
+
+
 def test_a_hold_of_the_future_binds_nobody() -> None:
     """A node whose clock is fast, or that wants its hold to be the last word."""
     states, balancer = served()

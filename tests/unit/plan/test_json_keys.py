@@ -48,7 +48,7 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
             (Generation("llama", 1), GENERATION),
             (GenerationMember("llama-0", "abc", 8000), MEMBER),
             (Hold(1, "it is slower"), "generation why since failed together"),
-            (OpenRollout(2, "it was upgraded"), "generation why since units baseline before"),
+            (OpenRollout(2, "it was upgraded"), "generation why since units baseline before together"),
             (ImageSoftware("0.20.2"), "vllm platform rocm pytorch python gfx"),
             (Reply("yes"), "text error"),
             (
@@ -106,7 +106,7 @@ def test_the_values_are_those_of_the_keys() -> None:
     for kind, keys in ((Hold, "why since"), (OpenRollout, "why since")):
         held = {"generation": 2, **{key: f"<{key}>" for key in keys.split()}}
         if kind is OpenRollout:
-            held |= {"units": [1], "baseline": {"a": 1}, "before": 1}
+            held |= {"units": [1], "baseline": {"a": 1}, "before": 1, "together": {"chat": 2}}
         else:
             held |= {"failed": [3], "together": ["chat"]}
         assert kind.from_json(held).to_json() == held

@@ -36,7 +36,8 @@ HERE = [{"balancer": "lb", "servers": ["llama/n1.llama-0:8000"]}]
 WORK = Work(servers=[NEW], leave=HERE, enter=HERE, old_servers=[OLD], enter_old=HERE)
 CANARY = Canary("n1/llama-0", {"name": "old"}, {"name": "new"}, {"name": "beside"}, True, {})
 UNKNOWN = replace(WORK, old_servers=(), enter_old=(), lost=["llama-0"])
-CHANGE = BatchChange(UPGRADE, "llama", 2, "other flags", 30, before=1)
+GOES_BACK: dict[str, Any] = {"before": 1, "together": {"chat": 3}}
+CHANGE = BatchChange(UPGRADE, "llama", 2, "other flags", 30, before=1, together={"chat": 3})
 
 PLAIN = ["drain", "serve", "undrain", "watch", "confirm"]
 BACK = ["drain", "serve_old", "undrain_old"]
@@ -143,12 +144,12 @@ def test_a_stop_is_told_what_to_stop() -> None:
 )
 def test_records_of_a_trial(step: str, units: list[str], baseline: dict[str, Any]) -> None:
     found = steps_of(replace(WORK, canary=CANARY), CHANGE)[step]
-    trial = {"generation": 2, "why": "other flags", "units": units, "baseline": baseline, "before": 1}
+    trial = {"generation": 2, "why": "other flags", "units": units, "baseline": baseline, **GOES_BACK}
     assert found == Step("serving_generation", {"bindings": [{"deployment": "llama", "trial": trial}]})
 
 
 def test_a_trial_that_begins_and_one_that_ends() -> None:
-    trial = {"generation": 2, "why": "other flags", "units": [], "baseline": {}, "before": 1}
+    trial = {"generation": 2, "why": "other flags", "units": [], "baseline": {}, **GOES_BACK}
     assert trial_record(CHANGE) == {"deployment": "llama", "trial": trial}
     assert no_trial(["llama", "qwen", "llama"]) == {
         "bindings": [{"deployment": "llama", "trial": None}, {"deployment": "qwen", "trial": None}]

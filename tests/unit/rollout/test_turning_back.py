@@ -164,6 +164,70 @@ def test_what_is_held_together(
     }
 
 
+def at(time: str, made: Generation) -> Generation:
+    return replace(made, recorded_at=time)
+
+
+@pytest.mark.parametrize(
+    ("gone", "back", "both"),
+    [
+        # It left in an earlier run, with which the other one came, or before another change of that.
+        (at("10:00", record(4, name="b")), at("10:00", record(1, "x")), False),
+        (at("10:00", record(4, name="b")), at("11:00", record(1, "x")), False),
+        # This release removes it, and was interrupted.
+        (at("11:00", record(4, name="b")), at("10:00", record(1, "x")), True),
+        (at("11:00", record(4, name="b")), at("11:00", record(1)), True),
+        (at("11:00", record(4, name="b")), at("11:00", record(2, "x")), True),
+        # It is there, or what it leaves with is another generation than what this host recorded.
+        (at("10:00", record(4, "y", name="b")), at("11:00", record(1, "x")), True),
+        (at("10:00", record(3, name="b")), at("11:00", record(1, "x")), True),
+    ],
+)
+@pytest.mark.parametrize("groups", [[(NEW_A,), (OLD_B,)], [(A, OLD_B)]], ids=["its name", "its GPUs"])
+def test_what_had_left_before_is_not_held_together(
+    groups: list[tuple[RolloutInstance, ...]], gone: Generation, back: Generation, both: bool
+) -> None:
+    there = (
+        replace(EMPTY.state, generations=(History("b", (gone,)), History("a", (back,))))
+        if EMPTY.state
+        else None
+    )
+    hosts = [host("x", kept=(ONE,)), replace(EMPTY, name="n2", state=there)]
+    found = holds_of(batches(*groups), changes("a", "b"), hosts, EARLIER)
+    assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"} if both else {"a"}}
+
+
+BEGUN = replace(TRIAL, before=1, together={"b": 2})
+
+
+@pytest.mark.parametrize(
+    ("other", "both"),
+    [
+        (BEGUN, True),
+        (None, True),
+        # One node alone may not say so, and a record of an earlier release of the toolkit does not.
+        (replace(BEGUN, together={}), False),
+        (replace(BEGUN, together={"b": 1}), False),
+        (replace(BEGUN, together={"b": 2, "c": 3}), True),
+    ],
+)
+def test_what_an_interrupted_release_replaced_goes_back_with_it(
+    other: OpenRollout | None, both: bool
+) -> None:
+    """Nothing of it is left, so no batch tells."""
+    kept = {"n1": History("a", (ONE, TWO), trial=BEGUN), "n2": History("a", (ONE, TWO), trial=other)}
+    hosts = [
+        replace(EMPTY, name=name, state=replace(EMPTY.state, generations=(history,)))
+        for name, history in kept.items()
+        if EMPTY.state
+    ]
+    all_of_it = {"a": revision(2, "n1", trial=BEGUN), **changes("b", "c")}
+    earlier = earlier_generations(all_of_it, hosts)
+    assert earlier == {"a": 1, "b": 2 if both else 0, "c": 0}
+    found = holds_of(batches((A,)), all_of_it, hosts, earlier)
+    assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"} if both else {"a"}}
+
+
 def test_of_those_held_together_only_what_follows_the_inventory_is() -> None:
     found = holds_of(batches((A, B)), changes("a", "b"), [host("x", kept=(ONE,))], {"a": 1})
     assert {name: set(held) for name, held in found.items()} == {"a": {"a"}}

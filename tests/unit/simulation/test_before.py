@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import (
     Templates,
@@ -208,6 +209,17 @@ def test_an_instance_was_started_without_a_key_where_its_host_has_none() -> None
 def test_hosts_that_have_the_present_key() -> None:
     assert model_of(edited_plan()).keys == dict.fromkeys(HOSTS, PRESENT)
     assert model_of(planned(edited(BASE, key="second"), settled(BASE)).plan).keys == {}
+
+
+def test_where_no_key_is_sent_no_host_has_it() -> None:
+    plan = edited_plan()
+    hosts = tuple(
+        replace(item, host=replace(item.host, state=replace(item.host.state, instance_key="")))
+        for item in plan.hosts
+        if item.host.state
+    )
+    lbs = tuple(replace(item, instance_key=NO_KEY) for item in plan.balancers)
+    assert model_of(replace(plan, hosts=hosts, balancers=lbs)).keys == {}
 
 
 def test_a_host_without_an_address_is_reached_by_its_name() -> None:

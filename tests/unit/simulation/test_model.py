@@ -154,6 +154,8 @@ def test_a_port_is_that_of_whoever_listens_there() -> None:
     assert model.counts["lb", "m"] == 0  # until it has been checked
     model.prove("lb")
     assert model.counts["lb", "m"] == 1
+    model.set_drained("lb", "b/n1.llama-1:8001", False)  # it was not drained
+    assert model.counts["lb", "m"] == 1
 
 
 def test_of_two_that_have_a_port_of_a_host_the_one_at_the_address_answers() -> None:
@@ -176,6 +178,8 @@ def test_a_new_configuration_is_checked_before_it_counts() -> None:
     model.configure("lb", {**before, "b/n2.llama-0:8000": server("n2")}, "")
     assert model.counts["lb", "m"] == 1
     assert model.balancers["lb"].unproven == {"b/n2.llama-0:8000"}
+    model.prove("lb", ["b/n1.llama-0:8000"])
+    assert model.counts["lb", "m"] == 1
     model.changed.clear()
     model.prove("lb")
     assert (model.counts["lb", "m"], model.changed) == (2, {("lb", "m")})

@@ -14,8 +14,10 @@ from typing import Any
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import first_model, templates
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls import SimulatedRun
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FleetModel
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import Playbook
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import CAPACITY, TAKEN
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import simulate
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.text import problems
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -94,8 +96,7 @@ def deployed(
         return site  # what the host that is down has is not known
     if between == "fail":
         assert_way_back(done, told)
-    there = [failed for failed in failures(done) if failed[0]["holds"] and mishaps.may_die(done)]
-    if between == "verdict" and there:
+    if between == "verdict" and (there := verdicts(done)):
         failed = there[data.draw(st.integers(0, len(there) - 1))]
         return held_and_left(done, inventory, site, failed, told)
     if between == "die" and mishaps.may_die(done):
@@ -105,6 +106,9 @@ def deployed(
         done = planned(inventory, site, operation)
         again = done.simulate()
         assert not again.violations, f"{told}, died at {moment.step}: {again.violations[:3]}"
+        if (there := verdicts(done)) and data.draw(st.booleans()):
+            failed = there[data.draw(st.integers(0, len(there) - 1))]
+            return held_and_left(done, inventory, site, failed, f"{told}, died at {moment.step}")
     site = carried_out(done, inventory, site)
     left = planned(inventory, site, operation).plan
     assert left.changes == 0, (
@@ -146,6 +150,7 @@ def held_and_left(
     batch, phase = failed
     told = f"{told}, {batch['text']} failed its verdict in {phase}"
     event("a release is turned back")
+    before, wanted = in_service(done)
     back = mishaps.turned_back(done, inventory, site, failed)
     try:
         again = planned(inventory, back, done.operation)
@@ -161,6 +166,9 @@ def held_and_left(
         refused(FleetError(problems(found, again.plan)))
         return site
     assert not found.violations, f"{told}: {found.violations[:3]}"
+    _then, kept = in_service(again)
+    lost = {asked for asked in before.keys() & wanted.keys() if not kept.get(asked)}
+    assert not lost, f"{told}: nobody serves {lost}"
     settled_then = carried_out(again, inventory, back)
     left = planned(inventory, settled_then, done.operation).plan
     assert left.changes == 0, (
@@ -169,6 +177,22 @@ def held_and_left(
     held = {item.deployment for item in left.revisions if item.source.ignored}
     assert held >= batch["holds"].keys(), told
     return settled_then
+
+
+def in_service(done: Planned) -> tuple[dict[Any, int], dict[Any, int]]:
+    """The engines in service by load balancer and model name, before a run and after it; where there are some."""
+    seen: list[dict[Any, int]] = []
+
+    def look(_step: str, model: FleetModel) -> None:
+        seen.append({asked: count for asked, count in model.counts.items() if count})
+
+    simulate(done.plan, done.todo, done.operation, watch=look)
+    return seen[0], seen[-1]
+
+
+def verdicts(done: Planned) -> list[tuple[Any, str]]:
+    """The batches of a run whose release can be held, with the phases in which it fails."""
+    return [failed for failed in failures(done) if failed[0]["holds"] and mishaps.may_die(done)]
 
 
 def failures(done: Planned) -> Iterator[tuple[Any, str]]:

@@ -151,6 +151,40 @@ def test_what_a_rollback_left_undone_is_held_at_what_runs() -> None:
     assert planned(after, site, "upgrade").plan.excluded == ()
 
 
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_release_that_was_interrupted_is_turned_back_as_a_whole(edit: str) -> None:
+    """Also when what it replaces is gone already, and only the last batch is left."""
+    before, after, holds = EDITS[edit]
+    site = settled(before)
+    done = planned(after, site, "upgrade", upgrade_min_in=1)
+    for moment in mishaps.moments(done)[1:-1]:
+        again = planned(after, mishaps.died_at(moment, done, after, site), "upgrade", upgrade_min_in=1)
+        found = [batch["holds"] for batch, _phase in failures(again) if batch["holds"]]
+        assert all(one == holds for one in found), (moment.step, found)
+
+
+def test_what_left_while_a_host_was_away_stays_away() -> None:
+    """A host comes back with a deployment that was renamed meanwhile; the release that removes it there fails."""
+    more = {**FLEET, "n3": "192.0.2.13"}
+    first = replace(of(named("ada", 0, 1)), hosts=more)
+    renamed = of(named("bob", 0, 1))
+    site = carried_out(planned(renamed, settled(first)), renamed, settled(first))
+    wanted = replace(of({**named("bob", 0, 1), **FLAG}), hosts=more)
+    done = planned(wanted, site, "upgrade")
+    assert {host for host, name in names(site) if name.startswith("ada")} == {"n3"}
+    there = failures(done)
+    holds = [batch["holds"] for batch, _phase in there if batch["holds"]]
+    assert holds
+    assert all(found == {"bob": 1} for found in holds)
+    failed = next(failed for failed in failures(done) if failed[0]["holds"])
+    site = mishaps.turned_back(done, wanted, site, failed)
+    again = planned(wanted, site, "upgrade")
+    assert (again.plan.excluded, again.simulate().violations) == ((), ())
+    site = carried_out(again, wanted, site)
+    assert names(site) == names(settled(renamed))
+    assert planned(wanted, site, "upgrade").plan.changes == 0
+
+
 # ---- model names that change hands -------------------------------------------------------------------
 
 SWAP = (
