@@ -69,6 +69,7 @@ TESTS = {
         "endpoint/test_virtual_address",
     ],
     "endpoint.gone": [
+        "endpoint/test_gone",
         "rollout/test_leaving",
         "endpoint/test_plan",
         "endpoint/test_plan_properties",

@@ -14,6 +14,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import todo_hosts
 
+from tests.worlds import edited_fleet
+from tests.worlds.edited_fleet import Inventory
 from tests.worlds.generations_world import BACK, HELD, States, bind, llama, only, run, upgraded
 from tests.worlds.generations_world import planned as plan_of
 from tests.worlds.plan_world import deployment, state
@@ -37,6 +39,30 @@ def test_who_takes_the_lease(wanted: object, held: Collection[str] | None, lease
     plan = planned(states, wanted, balancers, OperationRequest(DEPLOY))
     todo = todo_hosts(plan, plan.balancers, plan.to_json(), None, held)
     assert {item["name"] for item in todo if "todo_lease" in item["groups"]} == leased
+
+
+# ---- with batches ------------------------------------------------------------------------------------
+
+FLEET = {"n1": "192.0.2.11", "n2": "192.0.2.12"}
+BASE = Inventory(FLEET, {"n1": FLEET["n1"]}, (deployment(gpus=[0, 1], instances_per_host=2),))
+
+
+def part(host: str, **changes: Any) -> dict[str, Any]:
+    """A host's part of a deploy after an edit."""
+    done = edited_fleet.planned(edited_fleet.edited(BASE, **changes), edited_fleet.settled(BASE))
+    return next(item["plan"] for item in done.todo if item["name"] == host)
+
+
+def test_an_upgrade_is_recorded_on_every_host_that_has_the_deployment() -> None:
+    for host in FLEET:
+        bindings = part(host, deployments=tuple(CHANGED))["bindings"]
+        assert [(item["deployment"], item["trial"]["before"]) for item in bindings] == [("llama", 1)]
+
+
+def test_what_comes_back_after_a_change_of_modes_is_what_no_batch_starts() -> None:
+    found = part("n2", modes={"n2": "CPX"})
+    assert found["partition"]["into"] == [{"balancer": "n1", "servers": found["into"][0]["servers"]}]
+    assert len(found["partition"]["into"][0]["servers"]) == 2
 
 
 # ---- holds -------------------------------------------------------------------------------------------
