@@ -123,6 +123,7 @@ def test_every_instance_in_turn_with_the_way_back() -> None:
                 "units": [],
                 "baseline": {},
                 "before": 1,
+                "together": {},
             },
         }
     ]
