@@ -150,6 +150,7 @@ def changes(*names: str, number: int = 4) -> dict[str, RevisionChange]:
         ([(NEW_A,), (OLD_B,)], {"a": {"a", "b"}}),
         ([(NEW_A,), (member("b", "other", None),)], {"a": {"a"}}),
         ([(NEW_A,), (OLD_B, C)], {"a": {"a", "b", "c"}, "c": {"b", "c"}}),
+        ([(A,), (member("c", None, "m"),), (OLD_B,)], {"a": {"a"}, "c": {"b", "c"}}),
         # What only goes is turned back with nobody.
         ([(OLD_B,)], {}),
     ],
@@ -197,7 +198,7 @@ def test_what_had_left_before_is_not_held_together(
     assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"} if both else {"a"}}
 
 
-BEGUN = replace(TRIAL, before=1, together={"b": 2})
+BEGUN = replace(TRIAL, before=1, together={"b": 2, "of nobody": 1})
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ BEGUN = replace(TRIAL, before=1, together={"b": 2})
         # One node alone may not say so, and a record of an earlier release of the toolkit does not.
         (replace(BEGUN, together={}), False),
         (replace(BEGUN, together={"b": 1}), False),
-        (replace(BEGUN, together={"b": 2, "c": 3}), True),
+        (replace(BEGUN, together={**BEGUN.together, "c": 3}), True),
     ],
 )
 def test_what_an_interrupted_release_replaced_goes_back_with_it(
