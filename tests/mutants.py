@@ -166,7 +166,7 @@ TESTS = {
         "simulation/test_reported_edits",
     ],
     "simulation.clients": ["simulation/test_clients", "simulation/test_named_edits"],
-    "simulation.model": ["simulation/test_model"],
+    "simulation.model": ["simulation/test_model", "simulation/test_before"],
     "simulation.plays": [
         "simulation/test_plays",
         "simulation/test_simulate",

@@ -33,6 +33,8 @@ PORT = 8443
 GAP = "is unavailable while its only engine is"
 """What a plan says of a model whose one engine it replaces; of several, it has to keep some."""
 KEYS = {"first": "k" * 43, "second": "q" * 43}
+NEW_KEY = ("-e", "new_secrets=instance_key")
+"""A checkout that has another key is usually the wrong one, so the operator says that it is to be replaced."""
 
 
 def machines(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -207,10 +209,10 @@ class EditedLab:
             self.inventory = after
         return step
 
-    def refused(self, after: Inventory) -> str:
+    def refused(self, after: Inventory, *args: str) -> str:
         """Why the planner refuses an edit, or says that a model's only engine changes; nothing if it does not."""
         self.write(after)
-        run = self.lab.play("deploy", "--check")
+        run = self.lab.play("deploy", "--check", *args)
         if run.rc == 0:
             said = " ".join(run.out.split())
             return said[said.index(GAP) - 60 :][:160] if GAP in said else ""

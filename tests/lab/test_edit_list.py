@@ -13,7 +13,7 @@ import pytest
 from tests.worlds.edited_fleet import Inventory
 
 from .conftest import Lab, copy_inventory, lab_command, reset_lab
-from .edited import EditedLab, edited, machines
+from .edited import NEW_KEY, EditedLab, edited, machines
 
 pytestmark = pytest.mark.deep
 NODES = ("lab-n1", "lab-n2", "lab-n3")
@@ -194,10 +194,6 @@ EDITS: dict[str, Edit] = {
         changed({"hosts": ["lab-n1", "lab-n2", "lab-n3"], "engine_args": {"max_num_seqs": 24}}),
     ),
 }
-
-
-# A checkout that has another key is usually the wrong one, so the operator says that it is to be replaced.
-NEW_KEY = ("-e", "new_secrets=instance_key")
 
 
 @pytest.mark.parametrize("name", EDITS)

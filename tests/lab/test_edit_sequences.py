@@ -16,7 +16,7 @@ from tests.worlds.edited_fleet import Inventory
 from tests.worlds.edits import EDITS, Seeded, add_balancer, compute_mode, edit, virtual_address
 
 from .conftest import Lab, copy_inventory, reset_lab
-from .edited import EditedLab, machines
+from .edited import NEW_KEY, EditedLab, machines
 
 ROW = 10
 KILLED = 3
@@ -38,18 +38,21 @@ def test_ten_edits_in_a_row(lab_up: list[str], tmp_path_factory: pytest.TempPath
     reset_lab()
     fleet = first(copy_inventory(lab_up, tmp_path_factory.mktemp("edits")), draw)
     dying = set(source.sample(range(ROW), KILLED))
+    key = fleet.inventory.key  # that hosts have, which learn of another one with load balancers only
     for number in range(ROW):
         while True:
             # Without a load balancer nothing is asked.
             edits = DRAWN if fleet.inventory.balancers else [add_balancer]
             after, names = edit(draw, fleet.inventory, most=2, edits=edits)
             print(f"seed {seed}, edit {number + 1}: {', '.join(names)}", flush=True)
-            refused = fleet.refused(after)
+            word = NEW_KEY if after.key != key else ()
+            refused = fleet.refused(after, *word)
             if not refused:
                 break
             print(f"  refused: {refused}", flush=True)
         killed = (source.uniform(*DIES_AFTER),) if number in dying else ()
-        fleet.edit(after, killed=killed)
+        fleet.edit(after, "deploy", *word, killed=killed)
+        key = after.key if after.balancers else key
 
 
 def first(lab: Lab, draw: Seeded) -> EditedLab:

@@ -7,10 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+    DEPLOY,
+    RESTART,
+    ROLLBACK,
+    UPGRADE,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.revisions import RevisionChange
+from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import (
+    HELD,
+    INVENTORY,
+    DeploymentSource,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches import Batch
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.capacity import Capacity
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.deploy import (
     awaited_hosts,
+    operation_of,
     serving_changes,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.groups import ChangeGroup
@@ -57,6 +70,23 @@ def test_what_waits_for_what_serves_is_in_a_batch() -> None:
     gives = replace(SERVES, new=InstanceResources(frozenset({8001}), HERE.gpus))
     takes = replace(COMES, name="a-1", new=InstanceResources(frozenset({8000}), frozenset({"renderD129"})))
     assert serving_changes([gives, takes], ()) == (gives, takes)
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "found"),
+    [
+        (DEPLOY, INVENTORY, UPGRADE),
+        (UPGRADE, INVENTORY, UPGRADE),
+        (DEPLOY, HELD, ROLLBACK),
+        (DEPLOY, None, UPGRADE),
+        (RESTART, INVENTORY, RESTART),
+        (ROLLBACK, HELD, ROLLBACK),
+    ],
+)
+def test_what_a_run_does_with_a_deployment(operation: str, kind: str | None, found: str) -> None:
+    source = DeploymentSource(kind) if kind else None
+    revision = RevisionChange("a", source, 2, 1, True, False, "") if source else None
+    assert operation_of(operation, revision) == found
 
 
 STARTS = replace(COMES, host="n2", changes=False, starts=True)

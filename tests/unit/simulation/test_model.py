@@ -211,6 +211,13 @@ def test_a_server_goes_on_under_another_name_with_its_drain() -> None:
     assert there.unproven == {"c/n1.llama-0:8000", "c/n2.llama-0:9000"}
 
 
+def test_a_load_balancer_that_is_taken_down_has_nothing_in_service() -> None:
+    model = fleet(running(), lbs=(balancer(server()), balancer(server(), name="lb2")))
+    model.remove_balancer("lb")
+    assert model.counts == {("lb", "m"): 0, ("lb2", "m"): 1}
+    assert model.asked(("n1", "llama-0")) == [("lb2", "b/n1.llama-0:8000")]
+
+
 def test_what_the_operator_has_drained_stays_so_wherever_it_listens() -> None:
     there = balancer(server())
     there.by_operator = frozenset([("n1", "llama-0")])
