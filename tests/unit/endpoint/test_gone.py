@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that a load balancer forgets while their instances go on, and what is told of hosts that left."""
+"""Servers that a load balancer forgets while their instances go on, and what is said of hosts that left."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_which_servers_are_drained_before_they_are_forgotten(
     assert gone_servers({NAME: HERE}, after, hosts, fleet, observed) == ((NAME,) if gone else ())
 
 
-# ---- what is told of hosts that left -----------------------------------------------------------------
+# ---- what is said of hosts that left -----------------------------------------------------------------
 
 TWO = (server("n9", "llama-10"), server("n9", "llama-2"))
 RUN = "{count} keep{s} running there with the GPUs;"
@@ -83,7 +83,7 @@ ALL = {one.name for one in TWO}
 
 
 @pytest.mark.parametrize(
-    ("lbs", "told"),
+    ("lbs", "said"),
     [
         (balancers(set()), RUN.format(count="2 containers (llama-2, llama-10)", s="")),
         (balancers(set(), servers=TWO[1:]), RUN.format(count="1 container (llama-2)", s="s")),
@@ -94,9 +94,9 @@ ALL = {one.name for one in TWO}
         (balancers(ALL, ALL), DRAINED),
     ],
 )
-def test_what_stays_on_a_host_that_left(lbs: list[Any], told: str) -> None:
+def test_what_stays_on_a_host_that_left(lbs: list[Any], said: str) -> None:
     (text,) = departures(lbs, {"n1"})
-    assert text.startswith(f"n9 left the inventory: {told} the instances' key")
+    assert text.startswith(f"n9 left the inventory: {said} the instances' key")
     assert departures(lbs, {"n1", "n9"}) == []
     assert departures([(there, TWO) for there, _after in lbs], {"n1"}) == []  # asked under another name
 
