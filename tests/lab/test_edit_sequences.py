@@ -20,6 +20,7 @@ from .edited import NEW_KEY, EditedLab, machines
 
 ROW = 10
 KILLED = 3
+MOST_DRAWN = 40
 # Both have tests of their own; modes have a command of their own, too.
 DRAWN = [change for change in EDITS if change not in (compute_mode, virtual_address)]
 FIRST = os.environ.get("EDIT_SEED", datetime.date.today().isoformat())
@@ -40,7 +41,7 @@ def test_ten_edits_in_a_row(lab_up: list[str], tmp_path_factory: pytest.TempPath
     dying = set(source.sample(range(ROW), KILLED))
     key = fleet.inventory.key  # that hosts have, which learn of another one with load balancers only
     for number in range(ROW):
-        while True:
+        for _ in range(MOST_DRAWN):
             # Without a load balancer nothing is asked.
             edits = DRAWN if fleet.inventory.balancers else [add_balancer]
             after, names = edit(draw, fleet.inventory, most=2, edits=edits)
@@ -50,6 +51,8 @@ def test_ten_edits_in_a_row(lab_up: list[str], tmp_path_factory: pytest.TempPath
             if not refused:
                 break
             print(f"  refused: {refused}", flush=True)
+        else:
+            pytest.fail(f"{MOST_DRAWN} edits in a row were refused, the last one: {refused}")
         killed = (source.uniform(*DIES_AFTER),) if number in dying else ()
         fleet.edit(after, "deploy", *word, killed=killed)
         key = after.key if after.balancers else key

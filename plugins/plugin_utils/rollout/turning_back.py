@@ -97,7 +97,7 @@ def _changes(revision: RevisionChange, host: Host, earlier: int) -> bool:
     step = revision.hosts.get(host.name)
     if step is None:
         return False
-    history = next(histories_by_name([host], revision.deployment), History(revision.deployment))
+    history = _history(host, revision.deployment)
     new, old = step.record or history.as_of(step.wanted or 0), history.as_of(earlier)
     return (new.specs if new else {}) != (old.specs if old else {})
 
@@ -107,16 +107,17 @@ def _left_before(other: RevisionChange, name: str, hosts: Sequence[Host], earlie
 
     A host records all that changes in a run at once, so times of one host can be compared.
     """
-    for host in hosts:
-        there = next(histories_by_name([host], other.deployment), None)
-        gone = there.newest if there else None
-        own = next(histories_by_name([host], name), None)
-        back = own.as_of(earlier.get(name, 0)) if own else None
-        if not gone or gone.members or gone.generation != other.generation or not back or not back.members:
-            continue
-        if back.recorded_at >= gone.recorded_at:
-            return True
-    return False
+    return any(
+        gone.recorded_at <= back.recorded_at
+        for host in hosts
+        if (gone := _history(host, other.deployment).newest) and not gone.members
+        if (back := _history(host, name).as_of(earlier.get(name, 0))) and back.members
+        if gone.generation == other.generation
+    )
+
+
+def _history(host: Host, deployment: str) -> History:
+    return next(histories_by_name([host], deployment), History(deployment))
 
 
 def _unrecorded(name: str, hosts: Sequence[Host]) -> bool:

@@ -87,32 +87,32 @@ def deployed(
     if done.plan.excluded:
         event("a host is left out")
         return None
-    told = f"{names} with {operation} and {between}"
+    label = f"{names} with {operation} and {between}"
     found = done.simulate()
     if between == "down" and found.violations and found.violations[0].rule == TAKEN:
         return None  # by an engine of which the host without an answer has a part
-    assert not found.violations, f"{told}: {found.violations[:3]}"
+    assert not found.violations, f"{label}: {found.violations[:3]}"
     if seen is not site:
         return site  # what the host that is down has is not known
     if between == "fail":
-        assert_way_back(done, told)
+        assert_way_back(done, label)
     if between == "verdict" and (there := verdicts(done)):
         failed = there[data.draw(st.integers(0, len(there) - 1))]
-        return held_and_left(done, inventory, site, failed, told)
+        return held_and_left(done, inventory, site, failed, label)
     if between == "die" and mishaps.may_die(done):
         moments = mishaps.moments(done)
         moment = moments[data.draw(st.integers(0, len(moments) - 1))]
         site = mishaps.died_at(moment, done, inventory, site)
         done = planned(inventory, site, operation)
         again = done.simulate()
-        assert not again.violations, f"{told}, died at {moment.step}: {again.violations[:3]}"
+        assert not again.violations, f"{label}, died at {moment.step}: {again.violations[:3]}"
         if (there := verdicts(done)) and data.draw(st.booleans()):
             failed = there[data.draw(st.integers(0, len(there) - 1))]
-            return held_and_left(done, inventory, site, failed, f"{told}, died at {moment.step}")
+            return held_and_left(done, inventory, site, failed, f"{label}, died at {moment.step}")
     site = carried_out(done, inventory, site)
     left = planned(inventory, site, operation).plan
     assert left.changes == 0, (
-        f"{told}: {[host.actions for host in (*left.hosts, *left.balancers) if host.actions]}"
+        f"{label}: {[host.actions for host in (*left.hosts, *left.balancers) if host.actions]}"
     )
     return site
 
@@ -132,7 +132,7 @@ def without_one(data: Any, inventory: Inventory, site: Site) -> Site:
     return Site({**site.states, data.draw(st.sampled_from(names)): None}, site.seen)
 
 
-def assert_way_back(done: Planned, told: str) -> None:
+def assert_way_back(done: Planned, label: str) -> None:
     """Whichever batch is turned back, in whichever phase: nothing that serves is stopped, and the old one returns."""
     for batch, phase in failures(done):
         known = templates(done.plan, way_back=True)
@@ -140,15 +140,15 @@ def assert_way_back(done: Planned, told: str) -> None:
         playbook = Playbook(context, done.todo, done.plan.balancers, lambda: None)
         playbook.run(done.operation, until=(batch["number"], phase))
         playbook.run_phases(batch, batch["way_back"])
-        assert not context.found, f"{told}, {batch['text']} failed in {phase}: {context.found[:3]}"
+        assert not context.found, f"{label}, {batch['text']} failed in {phase}: {context.found[:3]}"
 
 
 def held_and_left(
-    done: Planned, inventory: Inventory, site: Site, failed: tuple[Any, str], told: str
+    done: Planned, inventory: Inventory, site: Site, failed: tuple[Any, str], label: str
 ) -> Site:
     """A release is turned back: the next run keeps what serves, and the one after that does nothing but say so."""
     batch, phase = failed
-    told = f"{told}, {batch['text']} failed its verdict in {phase}"
+    label = f"{label}, {batch['text']} failed its verdict in {phase}"
     event("a release is turned back")
     before, wanted = in_service(done)
     back = mishaps.turned_back(done, inventory, site, failed)
@@ -158,24 +158,24 @@ def held_and_left(
         refused(error)
         return site
     if again.plan.excluded:  # only what other edits of the same commit have taken from a host
-        assert all("is held, but cannot run" in why for _host, why in again.plan.excluded), told
+        assert all("is held, but cannot run" in why for _host, why in again.plan.excluded), label
         return site
     found = again.simulate()
     if found.violations and all(one.rule == CAPACITY for one in found.violations):
         # A new load balancer reaches less of what was turned back.
         refused(FleetError(problems(found, again.plan)))
         return site
-    assert not found.violations, f"{told}: {found.violations[:3]}"
+    assert not found.violations, f"{label}: {found.violations[:3]}"
     _then, kept = in_service(again)
     lost = {asked for asked in before.keys() & wanted.keys() if not kept.get(asked)}
-    assert not lost, f"{told}: nobody serves {lost}"
+    assert not lost, f"{label}: nobody serves {lost}"
     settled_then = carried_out(again, inventory, back)
     left = planned(inventory, settled_then, done.operation).plan
     assert left.changes == 0, (
-        f"{told}: {[host.actions for host in (*left.hosts, *left.balancers) if host.actions]}"
+        f"{label}: {[host.actions for host in (*left.hosts, *left.balancers) if host.actions]}"
     )
     held = {item.deployment for item in left.revisions if item.source.ignored}
-    assert held >= batch["holds"].keys(), told
+    assert held >= batch["holds"].keys(), label
     return settled_then
 
 
