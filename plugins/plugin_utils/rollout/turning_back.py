@@ -86,8 +86,12 @@ def _is_new(revision: RevisionChange, hosts: Sequence[Host], earlier: int) -> bo
     """
     if revision.source.kind != INVENTORY or revision.generation is None:
         return False
-    runs = set().union(*(running_numbers(host, revision.deployment) for host in hosts))
-    if runs == {revision.generation} and not revision.source.trial:
+    runs = {host.name: found for host in hosts if (found := running_numbers(host, revision.deployment))}
+    # Where it runs and no rollout is recorded, it ran before: the others only join.
+    begun = revision.source.trial and all(
+        _history(host, revision.deployment).trial for host in hosts if host.name in runs
+    )
+    if set().union(*runs.values()) == {revision.generation} and not begun:
         return False
     return any(_changes(revision, host, earlier) for host in hosts)
 

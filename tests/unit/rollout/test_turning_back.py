@@ -234,6 +234,13 @@ def test_of_those_held_together_only_what_follows_the_inventory_is() -> None:
     assert {name: set(held) for name, held in found.items()} == {"a": {"a"}}
 
 
+def tried(there: Host) -> Host:
+    """A host that has recorded the rollout."""
+    assert there.state
+    histories = tuple(replace(one, trial=TRIAL) for one in there.state.generations)
+    return replace(there, state=replace(there.state, generations=histories))
+
+
 ALIKE = record(4, "x")  # runs the same as the first one
 OWN = [host("x", kept=(ONE,))]
 
@@ -249,7 +256,10 @@ OWN = [host("x", kept=(ONE,))]
         # Recorded before: it is new as long as it does not run everywhere, or nobody has judged it.
         (revision(2, "n1"), [host("x", kept=(ONE, TWO))], True),
         (revision(2, "n1"), [host("y", kept=(ONE, TWO))], False),
-        (revision(2, "n1", trial=TRIAL), [host("y", kept=(ONE, TWO))], True),
+        (revision(2, "n1", trial=TRIAL), [tried(host("y", kept=(ONE, TWO)))], True),
+        # A host that joins those on which it runs, in a run that was interrupted.
+        (revision(2, "n1", "n2", trial=TRIAL),
+         [host("y", kept=(TWO,)), tried(host(kept=(TWO,), at="n2"))], False),
         (revision(2, "n1"), [host("y", kept=(ONE, TWO)), host("x", kept=(ONE,), at="n2")], True),
         (revision(1, "n1"), [host("y", kept=(ONE, TWO))], False),  # that is put back
         # It was not here, or is to be here no more.

@@ -169,6 +169,21 @@ def test_a_release_that_was_interrupted_is_turned_back_as_a_whole(edit: str) -> 
     assert [item for item in some(found) if item[1] != holds] == []
 
 
+def test_a_host_that_joins_after_an_interruption_fails_alone() -> None:
+    """What serves elsewhere is the same definition, so that none is turned back."""
+    first = of(named("ada", 0, 1))
+    wanted = replace(first, hosts={**FLEET, "n3": "192.0.2.13"})
+    done = planned(wanted, settled(first), "upgrade")
+    found = [
+        (moment.step, batch["holds"])
+        for moment in mishaps.moments(done)[:-1]
+        for batch, _phase in failures(
+            planned(wanted, mishaps.died_at(moment, done, wanted, settled(first)), "upgrade")
+        )
+    ]
+    assert [item for item in some(found) if item[1]] == []
+
+
 def test_what_left_while_a_host_was_away_stays_away() -> None:
     """A host comes back with a deployment that was renamed meanwhile; the release that removes it there fails."""
     more = {**FLEET, "n3": "192.0.2.13"}
