@@ -68,7 +68,8 @@ class Bench:
     def reset(self) -> None:
         """Everything as it was: SPX/NPS1, no fault and no container; only the exporter runs."""
         self.sh(
-            "docker ps -q | xargs -r docker stop -t 5; docker rm -f instinct-llama-0;"
+            # What another file left may have the policy "always": stopped, it would start with the node again.
+            "docker ps -aq | xargs -r docker rm -f;"
             "systemctl disable --now gpuagent; gpusim fault clear; rm -f /var/lib/instinct-fleet/partition.json;"
             "gpusim config model=MI300X release=7.0.0 driver=dkms ast=0 platform=baremetal busy=node;"
             "systemctl start gpuagent;"
