@@ -2,7 +2,8 @@
 """What serves each model name, and how much of it has to stay in service. Pure.
 
 Deployments that share a model name are one service: a deployment that is renamed, split or joined with another one
-keeps serving while it changes.
+keeps serving while it changes. A load balancer that reaches only some of the engines has to keep enough of these:
+those on its own host, where instances listen for their host alone.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Capacity:
 
 
 def services(members: Sequence[RolloutInstance]) -> tuple[ModelService, ...]:
-    """Return what serves each model name before the first batch; names of the same engines are one service."""
+    """Return what serves each model name before the first batch; names of the same engines are one service.
+
+    What a load balancer reaches of it is a further one, where it does not reach all.
+    """
     before: dict[Name, dict[str, str]] = {}
     after: dict[Name, set[str]] = {}
     for item in members:
@@ -70,17 +74,33 @@ def services(members: Sequence[RolloutInstance]) -> tuple[ModelService, ...]:
         if label in found:
             label = f"{label} ({', '.join(filter(None, names[0]))})"
         found[label] = ModelService(label, tuple(names), engines, afterwards)
-    return tuple(found.values())
+    return (*found.values(), *(part for whole in found.values() for part in _parts(whole, members)))
+
+
+def _parts(whole: ModelService, members: Sequence[RolloutInstance]) -> Iterable[ModelService]:
+    """Yield what load balancers have of a service that reach some of its engines, and not all."""
+    sets: dict[tuple[frozenset[str], frozenset[str]], list[str]] = {}
+    for balancer in sorted(set().union(*(item.balancers or () for item in members)), key=natural):
+        beyond = [item for item in members if not item.is_behind(balancer)]
+        engines = whole.engines - {item.present_engine for item in beyond}
+        if engines and engines != whole.engines:
+            afterwards = whole.afterwards - {item.wanted_engine for item in beyond if not item.changes}
+            sets.setdefault((engines, afterwards), []).append(balancer)
+    for (engines, afterwards), names in sets.items():
+        yield ModelService(f"{whole.label} behind {' and '.join(names)}", whole.names, engines, afterwards)
 
 
 def services_by_deployment(members: Sequence[RolloutInstance]) -> dict[str, tuple[str, ...]]:
     """Return the services to which each deployment belongs, as it is or as it will be."""
-    labels: dict[Name, str] = {name: one.label for one in services(members) for name in one.names}
+    labels: dict[Name, list[str]] = {}
+    for one in services(members):
+        for name in one.names:
+            labels.setdefault(name, []).append(one.label)
     found: dict[str, dict[str, None]] = {}
     for item in members:
         for name in names_of(item.deployment, (*item.old_models, *item.models)):
             if name in labels:
-                found.setdefault(item.deployment, {})[labels[name]] = None
+                found.setdefault(item.deployment, {}).update(dict.fromkeys(labels[name]))
     return {deployment: tuple(names) for deployment, names in found.items()}
 
 

@@ -32,6 +32,7 @@ class RolloutInstance:
         left: an earlier run left it drained; it returns when it has changed.
         headless: it works for another server, and receives no requests.
         starts: it starts before the first batch, and serves from then on.
+        balancers: the load balancers that reach it where it listens now; None: all of them.
     """
 
     host: str
@@ -50,6 +51,7 @@ class RolloutInstance:
     headless: bool = False
     resources_known: bool = True
     starts: bool = False
+    balancers: frozenset[str] | None = None
 
     @property
     def id(self) -> str:
@@ -70,6 +72,10 @@ class RolloutInstance:
     def present_engine(self) -> str:
         """Return what it has in common with those it works with, before the first batch."""
         return (self.engine if self.starts else self.old_engine) or self.id
+
+    def is_behind(self, balancer: str) -> bool:
+        """Return whether a load balancer reaches it before the first batch."""
+        return self.starts or self.balancers is None or balancer in self.balancers
 
 
 def as_drained(members: Sequence[RolloutInstance]) -> list[RolloutInstance]:

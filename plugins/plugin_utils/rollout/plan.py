@@ -402,6 +402,7 @@ class _HostRollout:
                 drained=self._drained(name),
                 headless=any(one.member.headless for one in (item or known,) if one),
                 resources_known=not there or place is not None,
+                balancers=self._reached_by(known),
             )
             changes = self._changes(member, wanted, member.id in unjudged)
             # What does not change returns before the others do, and so does all that is measured as it is.
@@ -482,12 +483,15 @@ class _HostRollout:
 
     def _in(self, name: str, known: RecordedInstance | None) -> bool:
         """A load balancer that runs sends it requests, and the operator has not drained it."""
+        return self._reached_by(known) != frozenset() and not self._drained(name)
+
+    def _reached_by(self, known: RecordedInstance | None) -> frozenset[str] | None:
+        """Return the load balancers that run and have it where it listens; None if they are not to have it."""
         there = [item for item in self.balancers if item.host.observed and item.host.observed.running]
-        asked = True
-        if there and known and not known.member.headless and _models(known):
-            here = host_backends(self.plan)
-            asked = any(item.has(here, known.backend) for item in there)
-        return asked and not self._drained(name)
+        if not there or known is None or known.member.headless or not _models(known):
+            return None
+        here = host_backends(self.plan)
+        return frozenset(item.host.name for item in there if item.has(here, known.backend))
 
     def work(self, batch: Batch, trial: CanaryProgress | None, changed: Collection[str]) -> Work:
         """This host's part of a batch. changed: what has changed in earlier batches."""

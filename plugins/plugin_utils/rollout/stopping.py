@@ -109,6 +109,7 @@ def outside_members(plan: FleetPlan, engines: Mapping[Instance, str]) -> list[Ro
                 changes=False,
                 in_service=(there is None or there.in_service) and not drained and server.host not in lost,
                 drained=server.host in lost,
+                balancers=frozenset({balancer.host.name, *((there.balancers if there else None) or ())}),
             )
     return list(found.values())
 

@@ -219,14 +219,16 @@ class FleetModel:
             item = self.instances[instance]
             if item.key and there.key not in (item.key, self.keys.get(item.host)):
                 continue
-            local = balancer == item.host and server.address in LOCAL
-            if item.listen in ANY:
-                heard = local or server.address == self.addresses.get(item.host, server.address)
-            else:
-                heard = local if item.listen in LOCAL else server.address == item.listen
-            if heard:
+            if self.hears(item, balancer, server):
                 return item
         return None
+
+    def hears(self, item: Running, balancer: str, server: BackendServer) -> bool:
+        """Return whether an instance listens at the address where a load balancer asks a server."""
+        local = balancer == item.host and server.address in LOCAL
+        if item.listen in ANY:
+            return local or server.address == self.addresses.get(item.host, server.address)
+        return local if item.listen in LOCAL else server.address == item.listen
 
     def on(self, host: str) -> list[Running]:
         """Return the instances of a host."""

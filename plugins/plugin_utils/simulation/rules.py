@@ -63,7 +63,7 @@ def requirements(
         before = _engines(
             server
             for server in balancer.servers.values()
-            if server.host in lost or set(server.models) & set(_models_of(model, server))
+            if server.host in lost or set(server.models) & set(_models_of(model, balancer.name, server))
         )
         after = _engines(one for one in afterwards[balancer.name] if one.of not in balancer.by_operator)
         for name, engines in before.items():
@@ -80,16 +80,17 @@ def requirements(
     return found
 
 
-def _models_of(model: FleetModel, server: BackendServer) -> tuple[str, ...]:
+def _models_of(model: FleetModel, balancer: str, server: BackendServer) -> tuple[str, ...]:
     """Return the names that the instance of a server answers to; the server's if no record has the instance.
 
-    A server whose instance has yet to come to its port is none: it listens elsewhere, or works for another server.
+    A server whose instance has yet to come to its address is none: it listens elsewhere, or works for another server.
     """
     item = model.instances.get(server.of)
     if item is None:
         return ()
     unknown = item.port is None and not item.models
-    return (item.models or server.models) if unknown or item.port == server.port else ()
+    there = item.port == server.port and model.hears(item, balancer, server)
+    return (item.models or server.models) if unknown or there else ()
 
 
 def _engines(servers: Iterable[BackendServer]) -> dict[str, dict[tuple[str, str], str]]:

@@ -37,7 +37,13 @@ def coming(name: str, new: str = "m", **keys: Any) -> RolloutInstance:
     return member(name, "", new, **{"old": None, "in_service": False, **keys})
 
 
-A, B = member("a-0"), member("b-0")
+def behind(name: str, balancers: str, **keys: Any) -> RolloutInstance:
+    """An instance that these load balancers reach."""
+    return member(name, balancers=frozenset(balancers.split()), **keys)
+
+
+A, B, A2 = member("a-0"), member("b-0"), member("a-2")
+ALL = ("a", [("", "m")], {"n1/a-0", "n1/a-1", "n1/a-2"}, {"n1/a-0", "n1/a-1", "n1/a-2"})
 
 
 @pytest.mark.parametrize(
@@ -62,6 +68,22 @@ A, B = member("a-0"), member("b-0")
         ([member("a-0", engine="e", old_engine="f"), member("a-1", engine="e", old_engine="f")],
          [("a", [("", "m")], {"f"}, {"e"})]),
         ([member("a-0", engine="e", old_engine="f", starts=True)], [("a", [("", "m")], {"e"}, {"e"})]),
+        # What a load balancer reaches of it, and will reach: what changes then listens where all reach it.
+        ([behind("a-0", "n1 n2"), behind("a-1", "n1 n2"), A2], [ALL]),
+        ([behind("a-0", "n1"), behind("a-1", "n1"), A2], [ALL]),
+        ([behind("a-0", "n2"), behind("a-1", "n10"), A2],
+         [ALL, ("a behind n2", [("", "m")], {"n1/a-0", "n1/a-2"}, set(ALL[3])),
+          ("a behind n10", [("", "m")], {"n1/a-1", "n1/a-2"}, set(ALL[3]))]),
+        ([behind("a-0", "n2 n3"), behind("a-1", ""), A2],
+         [ALL, ("a behind n2 and n3", [("", "m")], {"n1/a-0", "n1/a-2"}, set(ALL[3]))]),
+        ([behind("a-0", "n2"), behind("a-1", "", changes=False), A2],
+         [ALL, ("a behind n2", [("", "m")], {"n1/a-0", "n1/a-2"}, {"n1/a-0", "n1/a-2"})]),
+        ([behind("a-0", "n2"), behind("a-1", "", starts=True), A2], [ALL]),
+        ([behind("a-0", ""), behind("b-0", "n2", models="x", new="x")],
+         [("a", [("", "m")], {"n1/a-0"}, {"n1/a-0"}), ("b", [("", "x")], {"n1/b-0"}, {"n1/b-0"})]),
+        ([behind("a-0", "n2", engine="e", old_engine="f"), behind("a-1", "", engine="e", old_engine="f"), A2],
+         [("a", [("", "m")], {"f", "n1/a-2"}, {"e", "n1/a-2"}),
+          ("a behind n2", [("", "m")], {"n1/a-2"}, {"e", "n1/a-2"})]),
     ],
 )  # fmt: skip
 def test_what_serves_each_name(
@@ -77,6 +99,8 @@ def test_services_of_a_deployment() -> None:
     """Those to which it belongs, and those that it joins."""
     members = [member("a-0", "m x", "m x"), member("b-0", "x", "x"), coming("c-0"), coming("d-0", "new")]
     assert services_by_deployment(members) == {"a": ("a", "a and b"), "b": ("a and b",), "c": ("a",)}
+    parts = ("a", "a behind n2")
+    assert services_by_deployment([behind("a-0", "n2"), behind("a-1", "")]) == {"a": parts}
 
 
 SOME = [member(f"a-{at}") for at in range(4)]

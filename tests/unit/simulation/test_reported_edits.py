@@ -272,3 +272,19 @@ def test_what_a_run_that_died_left_drained_changes_first(operation: str) -> None
     for moment in mishaps.moments(done):
         there = mishaps.died_at(moment, done, wanted, before)
         assert planned(wanted, there, operation).simulate().violations == (), moment.step
+
+
+@pytest.mark.parametrize(("names", "count"), [(["n1", "n2"], 3), (["n1", "n2", "n3"], 1)])
+def test_a_load_balancer_keeps_enough_of_what_it_reaches(names: list[str], count: int) -> None:
+    """The first ones come, the run dies, and each has its own host's instances alone: those of all hosts were counted."""
+    hosts = {name: f"192.0.2.1{name[1:]}" for name in names}
+    gpus = {"gpus": list(range(count)), "instances_per_host": count}
+    base = Inventory(hosts, {}, (llama(listen="127.0.0.1", **gpus),))
+    wanted = edited(base, balancers=hosts, deployments=(llama(**gpus),))
+    before = settled(base)
+    done = planned(wanted, before)
+    for moment in mishaps.moments(done):
+        there = mishaps.died_at(moment, done, wanted, before)
+        again = planned(wanted, there)
+        assert again.simulate().violations == (), moment.step
+        assert planned(wanted, carried_out(again, wanted, there)).plan.changes == 0

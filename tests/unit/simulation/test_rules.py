@@ -83,6 +83,7 @@ def test_every_load_balancer_is_looked_at() -> None:
     [
         (running(), (), 2),
         (running(port=9000), (), 1),  # another one's port, or nobody's: its instance has yet to come there
+        (running(listen="127.0.0.1"), (), 1),  # it listens for its own host
         (running(port=None), (), 1),  # its instance works for another server
         (running(port=None, models=()), (), 2),  # no record says where it listens
         (running(models=()), (), 2),  # no record says what it answers to
