@@ -59,13 +59,13 @@ def _problem(share: _Share, kept: int, given: Count) -> Problem:
 def _shares(balancer: BalancerPlan, lost: set[str]) -> Iterator[_Share]:
     """Yield the engines of each model name that servers of leaving hosts are in service for.
 
-    lost: hosts that do not answer, which nobody counts on. A name that ends although its deployment stays was taken
-    away by an edit of that.
+    lost: hosts that do not answer, which nobody counts on; what an interrupted run was to start is not counted either.
+    A name that ends although its deployment stays was taken away by an edit of that.
     """
     observed = balancer.host.observed
     if observed is None or not observed.running:
         return
-    seen = balancer.present
+    seen = {name: server for name, server in balancer.present.items() if not server.coming}
     gone = {server.of for name, server in names_of(balancer.during).items() if name in balancer.gone}
     serving = {
         name: server

@@ -17,6 +17,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.worlds import mishaps
 from tests.worlds.edited_fleet import Inventory, Planned, Site, address, carried_out, edited, planned, settled
 from tests.worlds.plan_world import deployment
 
@@ -142,6 +143,23 @@ def test_what_was_drained_already_is_no_loss(by: str) -> None:
     assert done.simulate().violations == ()
     (warning,) = [text for text in done.plan.warnings if "left the inventory" in text]
     assert warning.startswith("n3 left the inventory: the instances there (llama-0, llama-1) are drained")
+
+
+def test_what_an_interrupted_run_was_to_start_does_not_serve() -> None:
+    """Its servers have been in the configuration since; the release on the new host is not started at present."""
+    base = fleet_of("n1", "n2")
+    wanted = edited(base, hosts=hosts("n1", "n3"))
+    first = settled(base)
+    begun = planned(wanted, first)
+    moment = next(
+        one for one in mishaps.moments(begun) if one.step.startswith("updating the load balancers before")
+    )
+    then = mishaps.died_at(moment, begun, wanted, first)
+    done = planned(edited(wanted, hosts=hosts("n1")), then)
+    (problem,) = leaving_problems(done.plan, "75%")
+    assert problem.what.startswith(
+        f"llama ({MODEL}): 4 of 4 serve; without n2, which left the inventory, 2 would be"
+    )
 
 
 def test_who_is_renamed_neither_leaves_nor_is_drained() -> None:

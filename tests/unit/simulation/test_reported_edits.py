@@ -276,7 +276,7 @@ def test_what_a_run_that_died_left_drained_changes_first(operation: str) -> None
 
 @pytest.mark.parametrize(("names", "count"), [(["n1", "n2"], 3), (["n1", "n2", "n3"], 1)])
 def test_a_load_balancer_keeps_enough_of_what_it_reaches(names: list[str], count: int) -> None:
-    """The first ones come, the run dies, and each has its own host's instances alone: those of all hosts were counted."""
+    """The first ones come, the run dies: each has its own host's instances alone, and those of all were counted."""
     hosts = {name: f"192.0.2.1{name[1:]}" for name in names}
     gpus = {"gpus": list(range(count)), "instances_per_host": count}
     base = Inventory(hosts, {}, (llama(listen="127.0.0.1", **gpus),))
