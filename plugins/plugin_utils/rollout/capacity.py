@@ -74,18 +74,32 @@ def services(members: Sequence[RolloutInstance]) -> tuple[ModelService, ...]:
         if label in found:
             label = f"{label} ({', '.join(filter(None, names[0]))})"
         found[label] = ModelService(label, tuple(names), engines, afterwards)
-    return (*found.values(), *(part for whole in found.values() for part in _parts(whole, members)))
+    beyond = _beyond(members)
+    return (*found.values(), *(part for whole in found.values() for part in _parts(whole, beyond)))
 
 
-def _parts(whole: ModelService, members: Sequence[RolloutInstance]) -> Iterable[ModelService]:
+_Beyond = Mapping[str, tuple[frozenset[str], frozenset[str]]]
+
+
+def _beyond(members: Sequence[RolloutInstance]) -> _Beyond:
+    """Return the engines that a load balancer does not reach, before the first batch and in the end."""
+    limited = [(item, item.balancers) for item in members if item.balancers is not None and not item.starts]
+    found = {}
+    for name in sorted(frozenset[str]().union(*{names for _unused, names in limited}), key=natural):
+        out = [item for item, names in limited if name not in names]
+        if out:
+            stays = frozenset(item.wanted_engine for item in out if not item.changes)
+            found[name] = frozenset(item.present_engine for item in out), stays
+    return found
+
+
+def _parts(whole: ModelService, beyond: _Beyond) -> Iterable[ModelService]:
     """Yield what load balancers have of a service that reach some of its engines, and not all."""
     sets: dict[tuple[frozenset[str], frozenset[str]], list[str]] = {}
-    for balancer in sorted(set().union(*(item.balancers or () for item in members)), key=natural):
-        beyond = [item for item in members if not item.is_behind(balancer)]
-        engines = whole.engines - {item.present_engine for item in beyond}
+    for balancer, (before, after) in beyond.items():
+        engines = whole.engines - before
         if engines and engines != whole.engines:
-            afterwards = whole.afterwards - {item.wanted_engine for item in beyond if not item.changes}
-            sets.setdefault((engines, afterwards), []).append(balancer)
+            sets.setdefault((engines, whole.afterwards - after), []).append(balancer)
     for (engines, afterwards), names in sets.items():
         yield ModelService(f"{whole.label} behind {' and '.join(names)}", whole.names, engines, afterwards)
 

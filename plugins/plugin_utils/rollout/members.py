@@ -73,10 +73,6 @@ class RolloutInstance:
         """Return what it has in common with those it works with, before the first batch."""
         return (self.engine if self.starts else self.old_engine) or self.id
 
-    def is_behind(self, balancer: str) -> bool:
-        """Return whether a load balancer reaches it before the first batch."""
-        return self.starts or self.balancers is None or balancer in self.balancers
-
 
 def as_drained(members: Sequence[RolloutInstance]) -> list[RolloutInstance]:
     """Return the members, those that work for a server that the operator has drained as drained, too."""
