@@ -127,6 +127,7 @@ OUT = member("a-9", in_service=False)
         ([member("a-0", old_engine="e"), member("a-1", old_engine="e", in_service=False), *SOME[2:]], None,
          Capacity(3, 2, 2)),
         ([coming("a-0", engine="e", starts=True), coming("a-1", engine="e", starts=True)], None, Capacity(1, 1, 0, 1)),
+        ([member("a-0", old_engine="e"), coming("a-1", engine="e", starts=True)], None, Capacity(1, 1, 0, 1)),
     ],
 )  # fmt: skip
 def test_how_much_has_to_stay(members: list[RolloutInstance], keep: Any, expected: Capacity) -> None:

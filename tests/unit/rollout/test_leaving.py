@@ -139,10 +139,21 @@ def test_what_was_drained_already_is_no_loss(by: str) -> None:
     base = fleet_of("n1", "n2", "n3")
     site = drained(settled(base), "n3", by)
     done = after(base, site, hosts=hosts("n1", "n2"))
-    assert leaving_problems(done.plan, None) == ()
+    assert leaving_problems(done.plan, None) == leaving_problems(done.plan, 5) == ()
     assert done.simulate().violations == ()
     (warning,) = [text for text in done.plan.warnings if "left the inventory" in text]
     assert warning.startswith("n3 left the inventory: the instances there (llama-0, llama-1) are drained")
+
+
+def test_what_is_lost_in_another_way_is_said_elsewhere() -> None:
+    """Another edit leaves less; another host comes for the one that leaves; or no load balancer runs any longer."""
+    base = fleet_of("n1", "n2", "n3")
+    less = after(base, deployments=(llama(gpus=[0], instances_per_host=1),))
+    assert leaving_problems(less.plan, "100%") == ()
+    site = drained(settled(base), "n1", "operator")
+    assert leaving_problems(after(base, site, hosts=hosts("n1", "n2", "n4")).plan, "100%") == ()
+    site.seen["lb"]["running"] = False
+    assert leaving_problems(after(base, site, hosts=hosts("n1")).plan, "100%") == ()
 
 
 def test_what_an_interrupted_run_was_to_start_does_not_serve() -> None:

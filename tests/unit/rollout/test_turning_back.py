@@ -96,6 +96,7 @@ HOLD = Hold(1, "slower", failed=(2,))
         (revision(4), [host(kept=(ONE, TWO, GONE)), host(kept=(ONE,), at="n2")], 1),
         # Its number is not known yet: all that runs did so before.
         (revision(None), [host("x", kept=(ONE,))], 1),
+        (revision(None), [host(kept=(ONE,))], 0),
         # An earlier run knew it.
         (revision(2, trial=replace(TRIAL, before=0)), [host("x", kept=(ONE,))], 0),
         (revision(2, trial=TRIAL), [host("x", kept=(ONE,))], 1),
