@@ -70,10 +70,16 @@ def balancers(*names: str) -> Edit:
 
 
 def host(name: str, number: int = 0, machine: str = "") -> Edit:
-    """A host of this name, on a machine, at one of its addresses."""
-    return lambda inventory: replace(
-        inventory, hosts={**inventory.hosts, name: inventory.machines[machine or name][number]}
-    )
+    """A host of this name, on a machine, at one of its addresses; its load balancer, if it has one, too."""
+
+    def after(inventory: Inventory) -> Inventory:
+        address = inventory.machines[machine or name][number]
+        balancers = (
+            {**inventory.balancers, name: address} if name in inventory.balancers else inventory.balancers
+        )
+        return replace(inventory, hosts={**inventory.hosts, name: address}, balancers=balancers)
+
+    return after
 
 
 def without(name: str) -> Edit:
@@ -188,7 +194,12 @@ EDITS: dict[str, Edit] = {
         changed({"hosts": ["lab-n1", "lab-n2", "lab-x3"]}),
         balancers("lab-n2"),
     ),
-    "a host less": both(without("lab-x3"), changed({"hosts": ["lab-n1", "lab-n2"]})),
+    "a host of another name and address": both(
+        without("lab-x3"),
+        host("lab-n3"),
+        changed({"hosts": ["lab-n1", "lab-n2", "lab-n3"]}),
+    ),
+    "a host less": both(without("lab-n3"), changed({"hosts": ["lab-n1", "lab-n2"]})),
     "the host again, and a flag": both(
         host("lab-n3"),
         changed({"hosts": ["lab-n1", "lab-n2", "lab-n3"], "engine_args": {"max_num_seqs": 24}}),

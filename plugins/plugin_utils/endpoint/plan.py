@@ -43,6 +43,7 @@ from .servers import (
     changing_servers,
     present_servers,
     routable_instances,
+    running_servers,
     seen_servers,
     wanted_servers,
 )
@@ -196,7 +197,8 @@ def _plan(
     present = present_servers(host, gpu_hosts)
     prefix = _routed(config, servers, routing or {})
     backends = group_servers(servers, prefix=prefix)
-    during = group_servers(changing_servers(servers, present), _known_backends(config), prefix)
+    changing = changing_servers(servers, present, running_servers(host, gpu_hosts))
+    during = group_servers(changing, _known_backends(config), prefix)
     problems += port_conflicts(host, gpu_hosts, any(backend.prefix for backend in backends))
     material = assets.material.get(host.name, BalancerSecrets())
     draw = assets.draw_address

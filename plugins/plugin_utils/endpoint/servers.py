@@ -182,6 +182,11 @@ def present_servers(host: BalancerHost, gpu_hosts: Iterable[HostBackends]) -> tu
     """
     if host.observed and host.observed.config:
         return tuple(seen_servers(host.observed.config).values())
+    return running_servers(host, gpu_hosts)
+
+
+def running_servers(host: BalancerHost, gpu_hosts: Iterable[HostBackends]) -> tuple[BackendServer, ...]:
+    """Return the servers of the instances that run and that a load balancer can reach, whether it has them or not."""
     found = []
     for gpu_host in gpu_hosts:
         for item in filter(_routable, gpu_host.present):
@@ -237,15 +242,22 @@ def _asked_at(item: BackendInstance, gpu_host: HostBackends, host: BalancerHost)
 
 
 def changing_servers(
-    wanted: Iterable[BackendServer], present: Iterable[BackendServer]
+    wanted: Iterable[BackendServer],
+    present: Iterable[BackendServer],
+    running: Iterable[BackendServer] = (),
 ) -> tuple[BackendServer, ...]:
     """Return the servers during the change: those of the present, and those that will be.
+
+    running: those of what runs. What is new in the configuration, and runs already, takes no more than a check.
 
     A server that is asked for the same names at the same place before and afterwards is one server. Where only some of
     the names stay, these are asked of one server, and the names that come or go of others. Likewise where another
     instance has a port now or will have it: whoever answers there answers to all names of a server, or to none.
     """
     before, after = tuple(present), {server.place: server for server in wanted}
+    runs: dict[Place, set[str]] = {}
+    for server in running:
+        runs.setdefault(server.place, set()).update(server.models)
     claims = _claims((*before, *after.values()))
     known: dict[Place, set[str]] = {}
     instances: set[Instance] = set()
@@ -264,8 +276,9 @@ def changing_servers(
     for place, server in after.items():
         new = tuple(name for name in server.models if name not in known.get(place, ()))
         if new or place not in known:
-            coming = server.of not in instances
-            found += [replace(server, models=part, coming=coming) for part in _parts(server, new, claims)]
+            for part in _parts(server, new, claims):
+                coming = server.of not in instances and runs.get(place, set()).isdisjoint(part)
+                found.append(replace(server, models=part, coming=coming))
     return tuple(_numbered(found))
 
 

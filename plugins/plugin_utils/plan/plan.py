@@ -245,8 +245,10 @@ def plan_fleet(
     balancers: tuple[BalancerPlan, ...] = ()
     inventory = {host.name: host for host in checked.fleet.hosts}
     if endpoint:
-        added = any(host.observed and not host.observed.config for host in endpoint.hosts)
-        served = [_host_backends(host, inventory[host.host.name], added) for host in hosts]
+        unknown = _unknown_hosts(endpoint, inventory)
+        served = [
+            _host_backends(host, inventory[host.host.name], host.host.name in unknown) for host in hosts
+        ]
         balancers, wrong, doubts = plan_balancers(endpoint, served, _routing(fleet))
         _raise_problems(wrong, fleet)
         warnings += doubts if request.operation != STOP else ()  # which drains by itself, wherever they are
@@ -289,6 +291,15 @@ def _raise_problems(problems: Iterable[Problem], fleet: Fleet) -> None:
 def _routing(fleet: Fleet) -> dict[str, bool]:
     """The deployments of this run, and whether they are routed by prefix."""
     return {item.name: item.routing == "prefix" for host in fleet.hosts for item in host.deployments}
+
+
+def _unknown_hosts(endpoint: EndpointInputs, names: Iterable[str]) -> set[str]:
+    """Return the hosts that some load balancer has nothing of: it is new, or they are, or have another name."""
+    found: set[str] = set()
+    for config in (host.observed.config for host in endpoint.hosts if host.observed):
+        servers = (server for backend in config.get("backends") or () for server in backend["servers"])
+        found |= set(names) - {str(server["host"]) for server in servers}
+    return found
 
 
 def _host_backends(plan: HostPlan, inventory: Host, with_present: bool) -> HostBackends:

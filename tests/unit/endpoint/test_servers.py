@@ -245,6 +245,22 @@ def test_servers_during_a_change(
     assert shown(changing_servers(after, before)) == during
 
 
+@pytest.mark.parametrize(
+    ("running", "expected"),
+    [
+        (server(), "n1.a-0:8000 x"),
+        (server(models="x y"), "n1.a-0:8000 x"),
+        (server(host="n2", address=HOSTS["n1"]), "n1.a-0:8000 x"),  # a host that has another name now
+        (server(models="y"), "n1.a-0:8000 x coming"),
+        (server(port=9000), "n1.a-0:8000 x coming"),
+        (server("b-0"), "n1.a-0:8000 x coming"),
+        (server(address="192.0.2.99"), "n1.a-0:8000 x coming"),
+    ],
+)
+def test_what_runs_already_is_not_to_come(running: BackendServer, expected: str) -> None:
+    assert shown(changing_servers([server()], [], [running])) == [expected]
+
+
 def test_what_stays_has_the_limit_weight_and_host_that_it_will_have() -> None:
     """And a name that goes keeps the former ones as long as it is asked."""
     before = server(models="x y", limit=1, weight=1)

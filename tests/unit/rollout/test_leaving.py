@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.minimum import Count
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import instance_of
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.leaving import leaving_problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.proof import proved
@@ -183,6 +184,18 @@ def test_who_is_renamed_neither_leaves_nor_is_drained() -> None:
     assert not [text for text in done.plan.warnings if "left the inventory" in text]
     assert leaving_problems(done.plan, "100%") == ()
     assert done.simulate().violations == ()
+
+
+def test_who_has_another_name_and_address_serves_there_before_it_leaves_here() -> None:
+    """Its new servers were to come, so that nobody waited for their checks before the old ones were drained."""
+    base = edited(fleet_of("n1", "n2"), deployments=(llama(listen="0.0.0.0"),))
+    site = settled(base)
+    site = Site({**site.states, "other": site.states["n2"]}, site.seen)
+    (plan,) = after(base, site, hosts={"n1": address("n1"), "other": address("n3")}).plan.balancers
+    assert {instance_of(name) for name in plan.gone} == {"n2.llama-0", "n2.llama-1"}
+    assert not [server for server in names_of(plan.during).values() if server.coming]
+    (plan,) = after(base, hosts={"n1": address("n1"), "other": address("n3")}).plan.balancers
+    assert {server.host for server in names_of(plan.during).values() if server.coming} == {"other"}
 
 
 def test_a_plan_says_what_stays_on_the_host() -> None:
