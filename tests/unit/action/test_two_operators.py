@@ -23,7 +23,8 @@ from tests import ROOT
 from tests.helpers.eventually import GENEROUS, eventually
 
 CALL = {"instinct.fleet.serving_generation": {"journal": ["{{ word }}"]}}
-WAIT = {"ansible.builtin.wait_for": {"path": "{{ go }}", "timeout": GENEROUS, "sleep": 0}}
+# The word comes after several runs of the test, each of which may take long; who ends the test ends the wait.
+WAIT = {"ansible.builtin.wait_for": {"path": "{{ go }}", "timeout": 3600, "sleep": 0}}
 SEE = {"instinct.fleet.node_state": {}, "register": "node_state_result"}
 # What a run does to the node: it changes it, waits for a word, and changes it again.
 LONG = [SEE, CALL, WAIT, CALL]
