@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.plugins.callback import CallbackBase
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import ANY
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation import simulate as simulation
 
 DOCUMENTATION = """
@@ -46,9 +47,17 @@ def state(step: str, model: Any) -> dict[str, Any]:
 
 
 def serves(model: Any, balancer: Any, name: str) -> bool | None:
-    """Whether a server gets requests and answers them; None where the load balancer may have yet to find out."""
-    found: bool = model.may_serve(balancer.name, name)
-    return None if found and name in balancer.unproven else found
+    """Whether a server gets requests and answers them; None where the load balancer may have yet to find out.
+
+    Or where it is asked at an address that the inventory no longer has: who listens at all of a host's addresses
+    answers there for as long as the host has it.
+    """
+    if model.may_serve(balancer.name, name):
+        return None if name in balancer.unproven else True
+    server = balancer.servers[name]
+    elsewhere = server.address != model.addresses.get(server.host, server.address)
+    there = [item for item in model.on(server.host) if item.listen in ANY and item.port == server.port]
+    return None if elsewhere and there else False
 
 
 NO_LIMITS = simulation.RunLimits()

@@ -6,9 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import Running
 
 from tests.helpers.trace import DOWN, IN, OUT, UP, Look, State, not_contained
+from tests.lab.callback.simulated import serves
 from tests.lab.watch import servers
+from tests.worlds.simulated_fleet import balancer, fleet, running, server
 
 OLD, NEW = ("10.0.0.1", 8000), ("10.0.0.1", 8200)
 SERVER = "chat/n1.chat-0:8000"
@@ -126,3 +129,20 @@ def test_what_haproxy_says() -> None:
     found = servers(f"{HEADER}\n{rows}\n\n{states}\n")
     assert found == {"chat/a": (IN, UP), "chat/b": (OUT, DOWN), "chat/c": (OUT, DOWN)}
     assert servers("") is None
+
+
+@pytest.mark.parametrize(
+    ("item", "address", "known"),
+    [
+        (running(), "192.0.2.11", True),
+        (running(ready=False), "192.0.2.11", False),
+        (running(port=8001), "192.0.2.11", False),
+        (running(listen="0.0.0.0"), "192.0.2.11", True),
+        (running(listen="0.0.0.0"), "198.51.100.1", None),  # another address, which the host may have kept
+        (running(listen="0.0.0.0", port=8001), "198.51.100.1", False),
+        (running(), "198.51.100.1", False),
+    ],
+)
+def test_what_the_simulation_knows_of_a_server(item: Running, address: str, known: bool | None) -> None:
+    there = balancer(asked := server(address=address))
+    assert serves(fleet(item, lbs=(there,)), there, f"b/{asked.name}") is known
