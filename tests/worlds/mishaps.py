@@ -170,6 +170,8 @@ def hold(draw: Draw, site: Site) -> Site:
             if history["deployment"] == name and history["kept"]
         ]
         number = max((history["kept"][-1]["generation"] for history in histories), default=0)
+        if any(history.get("held") for history in histories):  # what it runs may not be the last one
+            return after
         for history in histories:
             history["held"] = {"generation": number, "why": "slower", "since": SINCE}
     return after

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.leaving import leaving_problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import first_model, templates
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls import SimulatedRun
@@ -92,6 +93,7 @@ def deployed(
     if between == "down" and found.violations and found.violations[0].rule == TAKEN:
         return None  # by an engine of which the host without an answer has a part
     assert not found.violations, f"{label}: {found.violations[:3]}"
+    assert_only_what_starts_is_to_come(done, label)
     if seen is not site:
         return site  # what the host that is down has is not known
     if between == "fail":
@@ -130,6 +132,19 @@ def without_one(data: Any, inventory: Inventory, site: Site) -> Site:
     if not names or len(inventory.hosts) == 1:
         return site
     return Site({**site.states, data.draw(st.sampled_from(names)): None}, site.seen)
+
+
+def assert_only_what_starts_is_to_come(done: Planned, label: str) -> None:
+    """Where an instance runs already, and answers to a name of its server, that server is awaited."""
+    model = first_model(done.plan, templates(done.plan))
+    for balancer in done.plan.balancers:
+        for server in names_of(balancer.during).values():
+            there = model.listener(balancer.host.name, server) if server.coming else None
+            serves = there and there.name == server.instance and model.works(there.of)
+            new = set(server.models).isdisjoint(there.models) if there else True
+            assert new or not serves, (
+                f"{label}: {balancer.host.name} does not await {server}, which {there} serves"
+            )
 
 
 def assert_way_back(done: Planned, label: str) -> None:
