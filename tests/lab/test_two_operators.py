@@ -36,7 +36,7 @@ RUNBOOK = (ROOT / "docs/runbooks/two-operators.md").read_text(encoding="utf-8")
 AT_ONCE, STALE = "Wait until that run has ended", "it changed after this run looked at it"
 UNFINISHED = "llama has an unfinished upgrade to generation"
 STAYS = ("restart", "partition")  # of what was cut off, each instance stays as it runs
-SHORT = "have to stay in service"  # what a killed run has just put back may not have passed its checks yet
+SHORT = "must stay in service"  # what a killed run has just put back may not have passed its checks yet
 PAIRS = int(os.environ.get("OPERATOR_PAIRS", "4"))
 SEED = int(os.environ.get("OPERATOR_SEED", str(random.SystemRandom().randrange(10**6))))
 FRESH = itertools.count(201)  # requests at once: a definition that no generation has

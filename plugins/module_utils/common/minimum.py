@@ -115,7 +115,7 @@ def _rule(kept: int, min_in: Count | None) -> str:
     if kept == 1:
         return "the last one has to stay in service"
     given = DEFAULT_MIN_AVAILABLE if min_in is None else min_in
-    return f"{kept} have to stay in service (upgrade_min_in: {given})"
+    return f"{kept} must stay in service (upgrade_min_in: {given})"
 
 
 def _way(

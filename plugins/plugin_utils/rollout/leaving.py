@@ -47,7 +47,7 @@ def _problem(share: _Share, kept: int, given: Count) -> Problem:
     hosts = listed(share.hosts)
     what = (
         f"{share.label}: {share.serving} of {share.total} serve; without {hosts}, which left the inventory, "
-        f"{share.left} would be left, and {kept} have to stay in service (upgrade_min_in: {given})."
+        f"{share.left} would be left, and {kept} must stay in service (upgrade_min_in: {given})."
     )
     fix = (
         f"Put {hosts} back into the group instinct, or have other hosts serve it first. To accept less capacity: "

@@ -69,7 +69,7 @@ class _Checks:
         balancer, name = asked
         what = (
             f"load balancer {balancer} would have {count} of {item.total} engines of {' and '.join(item.deployments)} "
-            f"({name}) in service, and {item.least} have to stay"
+            f"({name}) in service, and {item.least} must stay"
         )
         self.context.violate(CAPACITY, what)
 

@@ -32,7 +32,7 @@ def engines(picture: str) -> list[ServingEngine]:
 
 
 FEWER = "Take fewer at a time: --limit"
-LAST, HALF = "the last one has to stay in service", "2 have to stay in service (upgrade_min_in: 50%)"
+LAST, HALF = "the last one has to stay in service", "2 must stay in service (upgrade_min_in: 50%)"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ LAST, HALF = "the last one has to stay in service", "2 have to stay in service (
         ("n1:s n2:T n3:T", None, f"llama: 3 of 3 serve; this would leave 1, and {HALF}. {FEWER} n2."),
         ("n1:T n2:T n10:T n9:T n3:T n4:T", None, "--limit n1,n2,n3."),
         ("n1:T n2:T", 0, f"2 of 2 serve; this would leave 0, and {LAST}. {FEWER} n1."),
-        ("n1:T n2:s n3:s n4:s", "100%", "and 4 have to stay in service (upgrade_min_in: 100%). First return others"),
+        ("n1:T n2:s n3:s n4:s", "100%", "and 4 must stay in service (upgrade_min_in: 100%). First return others"),
         ("n1:TT", None, f"2 of 2 serve; this would leave 0, and {LAST}. {FEWER} n1 -e instance=llama-0."),
         ("n1:T", None, f"1 of 1 serve; this would leave 0, and {LAST}. First return others to service"),
         ("n1:T", 0, f"1 of 1 serve; this would leave 0, and {LAST}."),

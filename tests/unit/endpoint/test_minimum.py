@@ -66,7 +66,7 @@ def test_half_may_go_and_no_more(node: BalancerNode) -> None:
     with pytest.raises(NodeError) as caught:
         drain(node)
     assert str(caught.value) == (
-        "Nothing was drained. llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service "
+        "Nothing was drained. llama: 4 of 4 serve; this would leave 0, and 2 must stay in service "
         "(upgrade_min_in: 50%). Take fewer at a time: --limit n1. To do it all the same, and have clients get 503: "
         "-e at_once=true."
     )
@@ -156,7 +156,7 @@ def test_a_refusal_says_what_its_caller_advises(node: BalancerNode, monkeypatch:
 @pytest.mark.parametrize(
     ("min_in", "said"),
     [
-        ("75%", "3 have to stay"), (0, ""), ("1", ""), ("most", "upgrade_min_in: 'most' is not a number of engines"),
+        ("75%", "3 must stay"), (0, ""), ("1", ""), ("most", "upgrade_min_in: 'most' is not a number of engines"),
         (1.5, "upgrade_min_in: 1.5 is not a number"),
     ],
 )  # fmt: skip
@@ -217,9 +217,7 @@ def test_of_two_drains_at_once_the_second_sees_the_first(
 def test_drain_yml_takes_no_more_than_may_go(node: BalancerNode, place: Path, args: Sequence[str]) -> None:
     rc, out = Site(place, [node], HOSTS).play("drain", *args)
     assert rc == 2, out
-    assert (
-        "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service (upgrade_min_in: 50%)." in out
-    )
+    assert "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (upgrade_min_in: 50%)." in out
     assert "Take fewer at a time: --limit n1. To do it all the same" in out
     assert node.drained() == []
 
@@ -293,7 +291,7 @@ def test_stop_yml_stops_nothing_that_it_may_not_drain(node: BalancerNode, place:
     drain(node, hosts=["n1"])
     rc, out = site.play("stop.yml: Stop")
     assert (rc, node.drained(), noted.exists()) == (2, N1, False), out
-    assert "llama: 2 of 4 serve; this would leave 0, and 2 have to stay in service" in out
+    assert "llama: 2 of 4 serve; this would leave 0, and 2 must stay in service" in out
     rc, out = site.play("stop.yml: Stop", *WORD)
     assert (rc, node.drained()) == (0, ALL), out
     assert noted.read_text().split() == ["llama-0", "llama-1"]
@@ -308,7 +306,7 @@ def test_hosts_reboot_only_if_all_of_them_can_be_drained(node: BalancerNode, pla
     play, noted = "prepare.yml: Reboot, a few hosts at a time", place / "noted"
     rc, out = site.play(play, "-e", "reboot=true", "-e", "host_prep_serial=2")
     assert (rc, node.drained(), noted.exists()) == (2, [], False), out
-    assert "llama: 4 of 4 serve; this would leave 0, and 2 have to stay in service" in out
+    assert "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service" in out
     rc, out = site.play(play, "-e", "reboot=true")
     assert (rc, node.drained()) == (2, N1), out
     assert noted.read_text().split() == ["llama-0", "llama-1"]

@@ -102,10 +102,10 @@ def test_what_replaces_them_serves_before() -> None:
     [
         (("n1", "n2", "n3"), None, ""),
         (("n1", "n2"), None, ""),
-        (("n1",), None, "without n2, n3, n4, which left the inventory, 2 would be left, and 4 have to stay in service"),
+        (("n1",), None, "without n2, n3, n4, which left the inventory, 2 would be left, and 4 must stay in service"),
         (("n1",), 2, ""),
         (("n1",), "25%", ""),
-        (("n1", "n2", "n3"), "100%", "without n4, which left the inventory, 6 would be left, and 8 have to stay"),
+        (("n1", "n2", "n3"), "100%", "without n4, which left the inventory, 6 would be left, and 8 must stay"),
         (("n5",), None, "2 would be left"),
         (("n5", "n6"), None, ""),
     ],
@@ -128,7 +128,7 @@ def test_the_last_host_of_a_model() -> None:
     done = after(base, hosts=hosts("n1"), deployments=base.deployments[:1])
     (problem,) = leaving_problems(done.plan, None)
     assert problem.what == (
-        "chat (chat): 2 of 2 serve; without n2, which left the inventory, 0 would be left, and 1 have to stay in "
+        "chat (chat): 2 of 2 serve; without n2, which left the inventory, 0 would be left, and 1 must stay in "
         "service (upgrade_min_in: 50%)."
     )
     assert leaving_problems(done.plan, 0) == ()

@@ -109,6 +109,4 @@ def test_what_the_operator_allows_is_what_counts() -> None:
     assert said("modes", **both, at_once=True)[1] == []
     assert said("modes", partition_serial=[1])[1] == []
     _lines, problems = said("a flag", min_in="100%")
-    assert (
-        "would have 3 of 4 engines of llama (lab/tiny-llama) in service, and 4 have to stay." in problems[0]
-    )
+    assert "would have 3 of 4 engines of llama (lab/tiny-llama) in service, and 4 must stay." in problems[0]

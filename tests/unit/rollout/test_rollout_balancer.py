@@ -318,7 +318,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
     ),
     "all is stopped, of what may lose no other one": (
         STOP, ONE, {}, {"values": {"upgrade_min_in": "100%"}}, {},
-        ["llama: 2 of 2 serve; this would leave 0, and 2 have to stay in service (upgrade_min_in: 100%). First return"],
+        ["llama: 2 of 2 serve; this would leave 0, and 2 must stay in service (upgrade_min_in: 100%). First return"],
     ),
     "a balancer is not in this run": (
         UPGRADE,

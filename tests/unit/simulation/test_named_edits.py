@@ -156,7 +156,7 @@ def test_too_few_in_service() -> None:
     found = done.simulate(min_available="100%")
     assert [item.rule for item in found.violations] == [CAPACITY]
     assert found.violations[0].what == (
-        f"load balancer n1 would have 2 of 4 engines of llama ({MODEL}) in service, and 4 have to stay"
+        f"load balancer n1 would have 2 of 4 engines of llama ({MODEL}) in service, and 4 must stay"
     )
 
 

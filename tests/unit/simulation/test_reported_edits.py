@@ -97,7 +97,7 @@ def test_what_no_load_balancer_has_is_no_capacity(more: dict[str, Any], serial: 
 def test_what_a_load_balancer_has_is_capacity() -> None:
     """The same hosts with their instances in the load balancer may not stop all at once."""
     inventory, site = edited(FOUR, modes={"n2": "SPX", "n3": "SPX"}), settled(FOUR)
-    with pytest.raises(FleetError, match="would leave 2, and 3 have to stay"):
+    with pytest.raises(FleetError, match="would leave 2, and 3 must stay"):
         planned(inventory, site, partition_serial=["100%"])
 
 
@@ -169,7 +169,7 @@ def test_what_the_operator_drained_stays_so_under_another_name_of_its_host() -> 
 
 
 def test_what_the_operator_drained_and_the_run_removes_is_one_of_all() -> None:
-    """It goes before the batches; of three engines two have to stay, as long as two can."""
+    """It goes before the batches; of three engines two must stay, as long as two can."""
     three = llama(gpus=[0, 1, 2], instances_per_host=3, hosts=["n1"])
     base = edited(BASE, balancers=ELSEWHERE, deployments=(three,))
     before = settled(base)
@@ -262,7 +262,7 @@ def test_an_engine_over_hosts_that_are_partitioned_one_after_the_other_is_awaite
 
 @pytest.mark.parametrize("operation", ["deploy", "upgrade"])
 def test_what_a_run_that_died_left_drained_changes_first(operation: str) -> None:
-    """Two of three have to stay, and two serve: the third takes nothing out of service."""
+    """Two of three must stay, and two serve: the third takes nothing out of service."""
     base = edited(BASE, hosts=BALANCER, deployments=(llama(gpus=[0, 1, 2], instances_per_host=3),))
     before, wanted = (
         settled(base),

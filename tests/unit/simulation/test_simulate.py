@@ -175,7 +175,7 @@ def test_too_few_is_said_once_of_each_name_and_load_balancer() -> None:
     (short,) = found.violations
     assert (
         short.what
-        == f"load balancer n1 would have 3 of 4 engines of llama ({MODEL}) in service, and 4 have to stay"
+        == f"load balancer n1 would have 3 of 4 engines of llama ({MODEL}) in service, and 4 must stay"
     )
     assert short.step.startswith("batch 1")
     assert found.required == {("n1", MODEL): Requirement(("llama",), 4, 4, 4, 4)}
