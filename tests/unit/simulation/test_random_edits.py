@@ -100,8 +100,9 @@ def deployed(
         assert_way_back(done, label)
     if between == "verdict" and (there := verdicts(done)):
         failed = there[data.draw(st.integers(0, len(there) - 1))]
-        return held_and_left(done, inventory, site, failed, label)
+        return held_and_left(done, inventory, site, failed, label, in_service(done)[0])
     if between == "die" and mishaps.may_die(done):
+        before = in_service(done)[0]
         moments = mishaps.moments(done)
         moment = moments[data.draw(st.integers(0, len(moments) - 1))]
         site = mishaps.died_at(moment, done, inventory, site)
@@ -110,7 +111,7 @@ def deployed(
         assert not again.violations, f"{label}, died at {moment.step}: {again.violations[:3]}"
         if (there := verdicts(done)) and data.draw(st.booleans()):
             failed = there[data.draw(st.integers(0, len(there) - 1))]
-            return held_and_left(done, inventory, site, failed, f"{label}, died at {moment.step}")
+            return held_and_left(done, inventory, site, failed, f"{label}, died at {moment.step}", before)
     site = carried_out(done, inventory, site)
     left = planned(inventory, site, operation).plan
     assert left.changes == 0, (
@@ -159,13 +160,21 @@ def assert_way_back(done: Planned, label: str) -> None:
 
 
 def held_and_left(
-    done: Planned, inventory: Inventory, site: Site, failed: tuple[Any, str], label: str
+    done: Planned,
+    inventory: Inventory,
+    site: Site,
+    failed: tuple[Any, str],
+    label: str,
+    before: dict[Any, int],
 ) -> Site:
-    """A release is turned back: the next run keeps what serves, and the one after that does nothing but say so."""
+    """A release is turned back: the next run keeps what serves, and the one after that does nothing but say so.
+
+    before: what was in service before the release, of which an earlier run may have brought a part.
+    """
     batch, phase = failed
     label = f"{label}, {batch['text']} failed its verdict in {phase}"
     event("a release is turned back")
-    before, wanted = in_service(done)
+    wanted = in_service(done)[1]
     back = mishaps.turned_back(done, inventory, site, failed)
     try:
         again = planned(inventory, back, done.operation)
