@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,16 +27,32 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls im
     UnknownStep,
     perform,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FORMER, PRESENT
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import (
+    FORMER,
+    PRESENT,
+    FleetModel,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import (
     DEFAULT_PARTITION_SERIAL,
     PARTITION,
     PLAYS,
+    Playbook,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import simulate
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import IN_USE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import RunLimits, simulate
 
 from tests import ROOT
-from tests.unit.simulation.test_named_edits import deployed, llama
+from tests.unit.simulation.test_named_edits import (
+    BASE,
+    ELSEWHERE,
+    HOSTS,
+    SEQS,
+    deployed,
+    deployment,
+    edited,
+    llama,
+)
+from tests.worlds.edited_fleet import Planned, planned, settled
 
 PLAYBOOKS = ROOT / "playbooks"
 # What a play is to the simulator, by the group of its hosts. Plans, leases, reports and hosts that were left out change
@@ -141,3 +158,548 @@ def test_a_load_balancer_sends_the_key_that_its_plan_has(key: dict[str, Any], se
     plan = replace(done.plan, balancers=own)
     simulate(plan, done.todo, DEPLOY, watch=lambda _step, model: sent.append(model.balancers["n1"].key))
     assert sent[-1] == sends
+
+
+def states(done: Planned, look: Callable[[FleetModel], Any] = lambda _model: None) -> list[tuple[str, Any]]:
+    """The steps of a run in their order, with what is looked at between any two changes."""
+    found: list[tuple[str, Any]] = []
+
+    def watch(step: str, model: FleetModel) -> None:
+        found.append((step, look(model)))
+
+    simulate(done.plan, done.todo, done.operation, RunLimits(at_once=True), watch)
+    return found
+
+
+def texts(done: Planned) -> list[str]:
+    return list(dict.fromkeys(step for step, _unused in states(done)))
+
+
+TWO = {**BASE.balancers, **ELSEWHERE}
+ALONE = edited(BASE, balancers={})
+PAIR = deployment(
+    name="pair",
+    gpus=[4],
+    instances_per_host=1,
+    nodes=2,
+    tensor_parallel_size=1,
+    pipeline_parallel_size=2,
+    port=9100,
+)
+WITH_PAIR = edited(BASE, deployments=(llama(), PAIR))
+REMOVED = {"remove_load_balancer": True}
+RUNS: dict[str, Callable[[], Planned]] = {
+    "the first load balancer and a flag": lambda: deployed(
+        base=ALONE, balancers=ELSEWHERE, deployments=(llama(**SEQS),)
+    ),
+    "a second load balancer": lambda: deployed(balancers=TWO),
+    "another one instead": lambda: planned(
+        edited(BASE, balancers=ELSEWHERE), settled(BASE), DEPLOY, **REMOVED
+    ),
+    "the load balancer away": lambda: planned(ALONE, settled(BASE), DEPLOY, **REMOVED),
+    "a host less": lambda: deployed(hosts={"n1": "192.0.2.11"}),
+    "other partition modes": lambda: deployed(modes=dict.fromkeys(HOSTS, "CPX")),
+    "a deployment that spans hosts": lambda: deployed(base=BASE, deployments=(llama(), PAIR)),
+    "a flag of one that spans hosts": lambda: deployed(
+        base=WITH_PAIR, deployments=(llama(), {**PAIR, **SEQS})
+    ),
+    "restart": lambda: deployed(RESTART),
+    "upgrade": lambda: deployed(UPGRADE, deployments=(llama(**SEQS),)),
+    "benchmark": lambda: deployed(BENCHMARK),
+    "stop": lambda: planned(BASE, settled(BASE), STOP, at_once=True),
+}
+# How often the fleet is looked at in each step, those of all batches by their phases.
+STEPS = {
+    "the first load balancer and a flag": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "2 starting what no batch changes",
+        "8 batches, drain",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "8 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "8 batches, undrain",
+        "8 batches, watch",
+        "8 batches, confirm",
+        "2 batches, record_verdict",
+        "4 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "a second load balancer": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "4 updating the load balancers before instances change",
+        "2 starting what no batch changes",
+        "4 batches, drain",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "4 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "4 batches, undrain",
+        "4 batches, watch",
+        "4 batches, confirm",
+        "2 batches, record_verdict",
+        "8 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "another one instead": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "2 starting what no batch changes",
+        "4 batches, drain",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "4 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "4 batches, undrain",
+        "4 batches, watch",
+        "4 batches, confirm",
+        "2 batches, record_verdict",
+        "4 updating the load balancers after instances have changed",
+        "1 taking down the load balancer of n1",
+        "1 after the run",
+    ],
+    "the load balancer away": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "1 taking down the load balancer of n1",
+        "2 starting what no batch changes",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "8 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "8 batches, watch",
+        "2 batches, record_verdict",
+        "1 after the run",
+    ],
+    "a host less": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "2 draining servers that load balancers forget",
+        "2 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "other partition modes": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "2 draining n1 to change partition modes",
+        "1 changing the partition modes of n1",
+        "2 starting the instances of n1 again",
+        "2 returning n1 to service",
+        "2 draining n2 to change partition modes",
+        "1 changing the partition modes of n2",
+        "2 starting the instances of n2 again",
+        "2 returning n2 to service",
+        "2 starting what no batch changes",
+        "2 returning what no batch changes to service",
+        "4 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "a deployment that spans hosts": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "4 starting what no batch changes",
+        "2 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "a flag of one that spans hosts": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "2 starting what no batch changes",
+        "2 batches, drain",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "2 batches, start",
+        "2 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "2 batches, undrain",
+        "2 batches, watch",
+        "2 batches, confirm",
+        "2 batches, record_verdict",
+        "4 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "restart": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "8 batches, drain",
+        "8 batches, stop",
+        "8 batches, serve",
+        "8 batches, undrain",
+        "8 batches, watch",
+        "8 batches, confirm",
+        "2 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "upgrade": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "8 batches, drain",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "8 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "8 batches, undrain",
+        "8 batches, watch",
+        "8 batches, confirm",
+        "2 batches, record_verdict",
+        "4 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "benchmark": [
+        "1 before the run",
+        "8 batches, drain",
+        "8 batches, measure",
+        "8 batches, serve",
+        "8 batches, undrain",
+        "1 after the run",
+    ],
+    "stop": [
+        "1 before the run",
+        "2 draining what stops",
+        "2 batches, stop",
+        "1 after the run",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_steps_of_a_run(name: str) -> None:
+    looks = Counter(re.sub("^batch .*, phase", "batches,", step) for step, _unused in states(RUNS[name]()))
+    assert [f"{count} {step}" for step, count in looks.items()] == STEPS[name]
+
+
+def test_a_load_balancer_that_forgets_what_it_sends_requests_to() -> None:
+    done = deployed(deployments=(llama(port=8200),))
+    assert simulate(done.plan, done.todo, DEPLOY).violations == ()
+    own = tuple(replace(item, during=()) for item in done.plan.balancers)
+    found = simulate(replace(done.plan, balancers=own), done.todo, DEPLOY).violations
+    assert (found[0].rule, found[0].step) == (IN_USE, "updating the load balancers before instances change")
+    assert "load balancer n1 forgets" in found[0].what
+    assert "while it sends requests to it" in found[0].what
+
+
+def test_a_load_balancer_has_checked_its_servers_when_its_update_ends() -> None:
+    done = deployed(balancers={**BASE.balancers, **ELSEWHERE})
+    found = states(
+        done, lambda model: [item.name for item in model.balancers.values() if item.exists and item.unproven]
+    )
+    seen = [unproven for step, unproven in found if step.startswith("updating the load balancers before")]
+    assert ["lb"] in seen  # between its configuration and its checks
+    assert seen[-1] == []
+
+
+def test_what_a_step_gives_is_looked_at_in_that_step() -> None:
+    done = deployed(deployments=(llama(**SEQS),))
+    found = states(done, lambda model: len(model.instances))
+    seen = [count for step, count in found if step.startswith("batch 1 of") and step.endswith("phase serve")]
+    assert seen[0] < seen[-1] == 4
+
+
+def test_a_run_ends_in_the_batch_whose_phase_fails() -> None:
+    done = deployed(deployments=(llama(**SEQS),))
+    known = templates(done.plan)
+    steps_then: list[str] = []
+    context = SimulatedRun(first_model(done.plan, known), known, {}, {}, set(), False, [])
+    playbook = Playbook(context, done.todo, done.plan.balancers, lambda: steps_then.append(context.step))
+    playbook.run(DEPLOY, until=(2, "serve"))
+    assert playbook.ended
+    assert any(step.startswith("batch 1 of") and step.endswith("phase undrain") for step in steps_then)
+    assert steps_then[-1].startswith("batch 2 of")
+    assert steps_then[-1].endswith("phase serve")
+
+
+def test_what_stops_is_drained_where_a_load_balancer_has_it() -> None:
+    stop = planned(BASE, settled(BASE), STOP, at_once=True)
+    assert "draining what stops" in texts(stop)
+    own = tuple(replace(item, servers={}, answered={}) for item in stop.plan.balancers)
+    assert "draining what stops" not in texts(replace(stop, plan=replace(stop.plan, balancers=own)))
+    alone = edited(BASE, balancers={})
+    unmade = planned(edited(BASE, balancers=ELSEWHERE), settled(alone), STOP, at_once=True)
+    assert "draining what stops" not in texts(unmade)
+    assert unmade.simulate(at_once=True).violations == ()
+
+
+TWO = {**BASE.balancers, **ELSEWHERE}
+ALONE = edited(BASE, balancers={})
+PAIR = deployment(
+    name="pair",
+    gpus=[4],
+    instances_per_host=1,
+    nodes=2,
+    tensor_parallel_size=1,
+    pipeline_parallel_size=2,
+    port=9100,
+)
+WITH_PAIR = edited(BASE, deployments=(llama(), PAIR))
+REMOVED = {"remove_load_balancer": True}
+RUNS: dict[str, Callable[[], Planned]] = {
+    "the first load balancer and a flag": lambda: deployed(
+        base=ALONE, balancers=ELSEWHERE, deployments=(llama(**SEQS),)
+    ),
+    "a second load balancer": lambda: deployed(balancers=TWO),
+    "another one instead": lambda: planned(
+        edited(BASE, balancers=ELSEWHERE), settled(BASE), DEPLOY, **REMOVED
+    ),
+    "the load balancer away": lambda: planned(ALONE, settled(BASE), DEPLOY, **REMOVED),
+    "a host less": lambda: deployed(hosts={"n1": "192.0.2.11"}),
+    "other partition modes": lambda: deployed(modes=dict.fromkeys(HOSTS, "CPX")),
+    "a deployment that spans hosts": lambda: deployed(base=BASE, deployments=(llama(), PAIR)),
+    "a flag of one that spans hosts": lambda: deployed(
+        base=WITH_PAIR, deployments=(llama(), {**PAIR, **SEQS})
+    ),
+    "restart": lambda: deployed(RESTART),
+    "upgrade": lambda: deployed(UPGRADE, deployments=(llama(**SEQS),)),
+    "benchmark": lambda: deployed(BENCHMARK),
+    "stop": lambda: planned(BASE, settled(BASE), STOP, at_once=True),
+}
+# How often the fleet is looked at in each step, those of all batches by their phases.
+STEPS = {
+    "the first load balancer and a flag": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "2 starting what no batch changes",
+        "8 batches, drain",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "8 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "8 batches, undrain",
+        "8 batches, watch",
+        "8 batches, confirm",
+        "2 batches, record_verdict",
+        "4 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "a second load balancer": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "4 updating the load balancers before instances change",
+        "2 starting what no batch changes",
+        "4 batches, drain",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "4 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "4 batches, undrain",
+        "4 batches, watch",
+        "4 batches, confirm",
+        "2 batches, record_verdict",
+        "8 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "another one instead": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "2 starting what no batch changes",
+        "4 batches, drain",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "4 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "4 batches, undrain",
+        "4 batches, watch",
+        "4 batches, confirm",
+        "2 batches, record_verdict",
+        "4 updating the load balancers after instances have changed",
+        "1 taking down the load balancer of n1",
+        "1 after the run",
+    ],
+    "the load balancer away": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "1 taking down the load balancer of n1",
+        "2 starting what no batch changes",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "8 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "8 batches, watch",
+        "2 batches, record_verdict",
+        "1 after the run",
+    ],
+    "a host less": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "2 draining servers that load balancers forget",
+        "2 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "other partition modes": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "2 draining n1 to change partition modes",
+        "1 changing the partition modes of n1",
+        "2 starting the instances of n1 again",
+        "2 returning n1 to service",
+        "2 draining n2 to change partition modes",
+        "1 changing the partition modes of n2",
+        "2 starting the instances of n2 again",
+        "2 returning n2 to service",
+        "2 starting what no batch changes",
+        "2 returning what no batch changes to service",
+        "4 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "a deployment that spans hosts": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "4 starting what no batch changes",
+        "2 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "a flag of one that spans hosts": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "2 starting what no batch changes",
+        "2 batches, drain",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "2 batches, start",
+        "2 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "2 batches, undrain",
+        "2 batches, watch",
+        "2 batches, confirm",
+        "2 batches, record_verdict",
+        "4 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "restart": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "8 batches, drain",
+        "8 batches, stop",
+        "8 batches, serve",
+        "8 batches, undrain",
+        "8 batches, watch",
+        "8 batches, confirm",
+        "2 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "upgrade": [
+        "1 before the run",
+        "1 writing the instances' key on hosts",
+        "2 updating the load balancers before instances change",
+        "8 batches, drain",
+        "2 batches, measure",
+        "2 batches, record_baseline",
+        "8 batches, serve",
+        "2 batches, judge",
+        "2 batches, keep_caches",
+        "8 batches, undrain",
+        "8 batches, watch",
+        "8 batches, confirm",
+        "2 batches, record_verdict",
+        "4 updating the load balancers after instances have changed",
+        "1 after the run",
+    ],
+    "benchmark": [
+        "1 before the run",
+        "8 batches, drain",
+        "8 batches, measure",
+        "8 batches, serve",
+        "8 batches, undrain",
+        "1 after the run",
+    ],
+    "stop": [
+        "1 before the run",
+        "2 draining what stops",
+        "2 batches, stop",
+        "1 after the run",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_steps_of_a_run(name: str) -> None:
+    looks = Counter(re.sub("^batch .*, phase", "batches,", step) for step, _unused in states(RUNS[name]()))
+    assert [f"{count} {step}" for step, count in looks.items()] == STEPS[name]
+
+
+def test_a_load_balancer_that_forgets_what_it_sends_requests_to() -> None:
+    done = deployed(deployments=(llama(port=8200),))
+    assert simulate(done.plan, done.todo, DEPLOY).violations == ()
+    own = tuple(replace(item, during=()) for item in done.plan.balancers)
+    found = simulate(replace(done.plan, balancers=own), done.todo, DEPLOY).violations
+    assert (found[0].rule, found[0].step) == (IN_USE, "updating the load balancers before instances change")
+    assert "load balancer n1 forgets" in found[0].what
+    assert "while it sends requests to it" in found[0].what
+
+
+def test_a_load_balancer_has_checked_its_servers_when_its_update_ends() -> None:
+    done = deployed(balancers={**BASE.balancers, **ELSEWHERE})
+    found = states(
+        done, lambda model: [item.name for item in model.balancers.values() if item.exists and item.unproven]
+    )
+    seen = [unproven for step, unproven in found if step.startswith("updating the load balancers before")]
+    assert ["lb"] in seen  # between its configuration and its checks
+    assert seen[-1] == []
+
+
+def test_what_a_step_gives_is_looked_at_in_that_step() -> None:
+    done = deployed(deployments=(llama(**SEQS),))
+    found = states(done, lambda model: len(model.instances))
+    seen = [count for step, count in found if step.startswith("batch 1 of") and step.endswith("phase serve")]
+    assert seen[0] < seen[-1] == 4
+
+
+def test_a_run_ends_in_the_batch_whose_phase_fails() -> None:
+    done = deployed(deployments=(llama(**SEQS),))
+    known = templates(done.plan)
+    steps_then: list[str] = []
+    context = SimulatedRun(first_model(done.plan, known), known, {}, {}, set(), False, [])
+    playbook = Playbook(context, done.todo, done.plan.balancers, lambda: steps_then.append(context.step))
+    playbook.run(DEPLOY, until=(2, "serve"))
+    assert playbook.ended
+    assert any(step.startswith("batch 1 of") and step.endswith("phase undrain") for step in steps_then)
+    assert steps_then[-1].startswith("batch 2 of")
+    assert steps_then[-1].endswith("phase serve")
+
+
+def test_what_stops_is_drained_where_a_load_balancer_has_it() -> None:
+    stop = planned(BASE, settled(BASE), STOP, at_once=True)
+    assert "draining what stops" in texts(stop)
+    own = tuple(replace(item, servers={}, answered={}) for item in stop.plan.balancers)
+    assert "draining what stops" not in texts(replace(stop, plan=replace(stop.plan, balancers=own)))
+    alone = edited(BASE, balancers={})
+    unmade = planned(edited(BASE, balancers=ELSEWHERE), settled(alone), STOP, at_once=True)
+    assert "draining what stops" not in texts(unmade)
+    assert unmade.simulate(at_once=True).violations == ()
+
+
+@pytest.mark.parametrize(("balancers", "first"), [({}, True), (ELSEWHERE, False)])
+def test_when_a_former_load_balancer_is_taken_down(balancers: dict[str, str], first: bool) -> None:
+    """Before instances change, or after them where another one comes that has to serve first."""
+    base = edited(BASE, balancers=balancers, deployments=(llama(**SEQS),))
+    done = planned(base, settled(BASE), DEPLOY, remove_load_balancer=True)
+    found = texts(done)
+    at = found.index("taking down the load balancer of n1")
+    batches = [number for number, step in enumerate(found) if step.startswith("batch ")]
+    assert (at < min(batches)) is first
+    assert (at > max(batches)) is not first
