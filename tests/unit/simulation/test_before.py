@@ -321,3 +321,11 @@ def test_what_only_a_load_balancer_outside_the_group_has_is_not_known() -> None:
     plan = planned(BASE, settled(BOTH)).plan
     alone = replace(plan, hosts=plan.hosts[:1], balancers=())
     assert sorted(model_of(alone).instances) == [("n1", name) for name in NAMES]
+
+
+def test_nothing_is_known_to_run_on_a_host_that_was_not_read() -> None:
+    plan = edited_plan()
+    unread = replace(plan.hosts[1], host=replace(plan.hosts[1].host, state=None))
+    found = model_of(replace(plan, hosts=(plan.hosts[0], unread)))
+    assert sorted(found.instances) == [("n1", name) for name in NAMES]
+    assert found.keys.get("n2") is None

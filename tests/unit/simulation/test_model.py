@@ -120,6 +120,10 @@ def test_an_engine_works_when_all_of_its_servers_are_there_ready_and_of_its_file
     assert (model.counts["lb", "m"], model.changed) == (0, set())  # its load balancer does not know it yet
     model.prove("lb")
     assert (model.counts["lb", "m"], model.changed) == (1, {("lb", "m")})
+    model.stop(parts[1].of)
+    model.start(replace(parts[0], ready=False))
+    model.ready(parts[0].of)  # before the other one
+    assert (model.works(parts[0].of), model.counts["lb", "m"]) == (False, 0)
 
 
 def test_instances_come_and_go() -> None:
