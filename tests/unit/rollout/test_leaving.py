@@ -174,6 +174,16 @@ def test_what_an_interrupted_run_was_to_start_does_not_serve() -> None:
     )
 
 
+def test_a_host_that_does_not_answer_is_not_counted_as_serving() -> None:
+    base = fleet_of("n1", "n2", "n3", "n4")
+    site = settled(base)
+    done = after(base, Site({**site.states, "n3": None}, site.seen), hosts=hosts("n1", "n2", "n3"))
+    (problem,) = leaving_problems(done.plan, "75%")
+    assert problem.what.startswith(
+        f"llama ({MODEL}): 6 of 8 serve; without n4, which left the inventory, 4 would be left, and 6 must stay"
+    )
+
+
 def test_who_is_renamed_neither_leaves_nor_is_drained() -> None:
     base = fleet_of("n1", "n2")
     renamed = {"n1": address("n1"), "other": address("n2")}

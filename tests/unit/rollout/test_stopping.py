@@ -64,7 +64,7 @@ def up(count: int) -> list[ServingEngine]:
         (engines(**EIGHT), HostStops(list(EIGHT)), ""),
         (engines(**EIGHT), HostStops(list(EIGHT), (1, "50%")), ""),
         (engines(**EIGHT), HostStops(list(EIGHT), ("60%",)), ""),
-        (engines(**EIGHT), HostStops(list(EIGHT), ("70%",)), "16 of 16 serve; this would leave 6, and 8 have to"),
+        (engines(**EIGHT), HostStops(list(EIGHT), ("70%",)), "16 of 16 serve; this would leave 6, and 8 must stay"),
         (engines(**EIGHT), HostStops(["n1", "n2"], (2,)), ""),
         (engines(n1="SS", n2="SS"), HostStops(["n1", "n2"], (2,)), "this would leave 0, and 2 must stay in service "
          "(upgrade_min_in: 50%). Take fewer at a time: --limit n1."),

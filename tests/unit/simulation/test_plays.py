@@ -410,6 +410,12 @@ def test_what_a_step_gives_is_looked_at_in_that_step() -> None:
     assert seen[0] < seen[-1] == 4
 
 
+def test_nothing_runs_where_partition_modes_change() -> None:
+    done = deployed(modes={"n1": "CPX"})
+    found = states(done, lambda model: (len(model.on("n1")), len(model.on("n2"))))
+    assert [left for step, left in found if step == "changing the partition modes of n1"] == [(0, 2)]
+
+
 def test_a_run_ends_in_the_batch_whose_phase_fails() -> None:
     done = deployed(deployments=(llama(**SEQS),))
     known = templates(done.plan)
@@ -667,6 +673,12 @@ def test_what_a_step_gives_is_looked_at_in_that_step() -> None:
     found = states(done, lambda model: len(model.instances))
     seen = [count for step, count in found if step.startswith("batch 1 of") and step.endswith("phase serve")]
     assert seen[0] < seen[-1] == 4
+
+
+def test_nothing_runs_where_partition_modes_change() -> None:
+    done = deployed(modes={"n1": "CPX"})
+    found = states(done, lambda model: (len(model.on("n1")), len(model.on("n2"))))
+    assert [left for step, left in found if step == "changing the partition modes of n1"] == [(0, 2)]
 
 
 def test_a_run_ends_in_the_batch_whose_phase_fails() -> None:
