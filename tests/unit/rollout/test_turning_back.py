@@ -235,6 +235,12 @@ def test_of_those_held_together_only_what_follows_the_inventory_is() -> None:
     assert {name: set(held) for name, held in found.items()} == {"a": {"a"}}
 
 
+def test_what_is_held_with_another_may_have_no_generation_that_failed() -> None:
+    both = changes("a") | {"b": revision(None, "n1", name="b")}
+    found = holds_of(batches((A, B)), both, [host("x", kept=(ONE,))], EARLIER)
+    assert {name: hold.failed for name, hold in found["a"].items()} == {"a": (4,), "b": (0,)}
+
+
 def tried(there: Host) -> Host:
     """A host that has recorded the rollout."""
     assert there.state
@@ -258,6 +264,7 @@ OWN = [host("x", kept=(ONE,))]
         (revision(2, "n1"), [host("x", kept=(ONE, TWO))], True),
         (revision(2, "n1"), [host("y", kept=(ONE, TWO))], False),
         (revision(2, "n1", trial=TRIAL), [tried(host("y", kept=(ONE, TWO)))], True),
+        (revision(2, "n1"), [tried(host("y", kept=(ONE, TWO)))], False),  # the rollout that they recorded is another
         # A host that joins those on which it runs, in a run that was interrupted.
         (revision(2, "n1", "n2", trial=TRIAL),
          [host("y", kept=(TWO,)), tried(host(kept=(TWO,), at="n2"))], False),
