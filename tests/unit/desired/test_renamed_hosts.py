@@ -52,6 +52,14 @@ def test_an_engine_over_two_hosts(names: tuple[str, ...]) -> None:
     assert {name: hosts for name, hosts in found.items() if name in now} == dict.fromkeys(now, tuple(now))
 
 
+def test_a_host_that_does_not_answer_records_nothing() -> None:
+    """Nobody knows what it is called now: it keeps the name that the others have of it."""
+    renamed = before().renamed({"n3": "x3"})
+    assert recorded(Site({**renamed.states, "n2": None})) == {
+        name: ("n1", "n2", "x3") for name in ("n1", "x3")
+    }
+
+
 @pytest.mark.parametrize("name", HOSTS)
 def test_a_host_outside_the_run_has_no_other_name(name: str) -> None:
     states = {one: state for one, state in before().states.items() if one != name}
