@@ -55,9 +55,7 @@ def test_an_engine_over_two_hosts(names: tuple[str, ...]) -> None:
 def test_a_host_that_does_not_answer_records_nothing() -> None:
     """Nobody knows what it is called now: it keeps the name that the others have of it."""
     renamed = before().renamed({"n3": "x3"})
-    assert recorded(Site({**renamed.states, "n2": None})) == {
-        name: ("n1", "n2", "x3") for name in ("n1", "x3")
-    }
+    assert recorded(Site({**renamed.states, "n2": None})) == dict.fromkeys(("n1", "x3"), ("n1", "n2", "x3"))
 
 
 @pytest.mark.parametrize("name", HOSTS)
