@@ -32,7 +32,7 @@ SETTLE_SECONDS = 3.0
 PORT = 8443
 GAP = "is unavailable while its only engine is"
 """What a plan says of a model whose one engine it replaces; of several, it has to keep some."""
-KEYS = {"first": "k" * 43, "second": "q" * 43}
+KEYS = {"first": "k" * 43 + "\n", "second": "q" * 43 + "\n"}
 NEW_KEY = ("-e", "new_secrets=instance_key")
 """A checkout that has another key is usually the wrong one, so the operator says that it is to be replaced."""
 
@@ -64,6 +64,7 @@ class EditedLab:
     variables: Mapping[str, Any] = field(default_factory=dict)
     canary: bool = False
     number: int = 0
+    keys: dict[str, str] = field(default_factory=lambda: dict(KEYS))
 
     @classmethod
     def deployed(cls, lab: Lab, inventory: Inventory, **variables: Any) -> EditedLab:
@@ -140,9 +141,13 @@ class EditedLab:
             **inventory.endpoint,
             **self.variables,
         )
-        key = self.lab.inventory / ".secrets/instance-key"
-        key.write_text(f"{KEYS[inventory.key]}\n", encoding="utf-8")
-        key.chmod(0o600)
+        self.key_file.write_text(self.keys[inventory.key], encoding="utf-8")
+        self.key_file.chmod(0o600)
+
+    @property
+    def key_file(self) -> Path:
+        """The key that load balancers send."""
+        return self.lab.inventory / ".secrets/instance-key"
 
     def _deployment(self, item: Mapping[str, Any]) -> dict[str, Any]:
         return deployment(**{**item, "model": MODEL, "image": STANDIN})
@@ -207,6 +212,8 @@ class EditedLab:
         step = Step(run, "\n".join(texts), lost, unforeseen)
         if run.rc == 0:
             self.inventory = after
+            # Whoever repeats the order for a key that is in use already, as its run died, gets a new one.
+            self.keys[after.key] = self.key_file.read_text(encoding="utf-8")
         return step
 
     def refused(self, after: Inventory, *args: str) -> str:
