@@ -2,7 +2,8 @@
 """Runs on a node: changes of partition modes, one per line of JSON on stdin, each in a process of its own.
 
 What it runs is what the module rocm_partition runs, without Ansible's start-up per case. Its clock goes ten
-times as fast, or `speed` times. `kill_at` ends the process without a word when the journal says that a step begins.
+times as fast, or `speed` times; for programs too where one is to be killed, as it `hangs`: else they take the time that
+a busy machine needs. `kill_at` ends the process without a word when the journal says that a step begins.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ SPEED = 10.0
 class FastNode(PartitionNode):
     """The node, in a hurry; it may come to a sudden end."""
 
-    def __init__(self, kill_at: str | None, speed: float) -> None:
+    def __init__(self, kill_at: str | None, speed: float, hangs: bool) -> None:
         super().__init__()
         self.kill_at = kill_at
         self.speed = speed
+        self.hangs = hangs
 
     def now(self) -> float:
         return time.monotonic() * self.speed
@@ -43,7 +45,7 @@ class FastNode(PartitionNode):
         time.sleep(seconds / self.speed)
 
     def run(self, command: Command, timeout: float) -> CommandResult:
-        return super().run(command, timeout / self.speed)
+        return super().run(command, timeout / self.speed if self.hangs else timeout)
 
     def tools(self) -> tuple[dict[str, str | None], str | None]:
         self.die("check")
@@ -64,7 +66,7 @@ def case(order: dict[str, Any]) -> dict[str, Any]:
         os.setuid(order["user"])
     request = PartitionRequest(**{**order["request"], "servers": services_of(order.get("servers", []))})
     try:
-        node = FastNode(order.get("kill_at"), order.get("speed", SPEED))
+        node = FastNode(order.get("kill_at"), order.get("speed", SPEED), order.get("hangs", False))
         return asdict(change(node, request, order.get("check", False)))
     except NodeError as error:
         return {"error": str(error), "refused": True, "actions": [], "warnings": [], "changed": False}
