@@ -76,8 +76,8 @@ class Case:
     """Faults, what is asked for, and how it must end.
 
     `again`: by more than one try, unless it took as many seconds, after which nothing is in the way any more.
-    `speed` of the clock: where a program hangs, the others are to get seconds on a machine that is busy, too, as they
-    all have the clock's time then.
+    `hangs`: a program does, and is to be killed; the clock is slower then, as all programs have its time, and those
+    that do not hang are to get seconds on a machine that is busy, too.
     """
 
     faults: tuple[str, ...]
@@ -86,12 +86,7 @@ class Case:
     says: str = ""
     warns: str = ""
     again: float = 0
-    speed: float = 10.0
-
-    @property
-    def order(self) -> dict[str, Any]:
-        """How the host carries it out."""
-        return {"speed": self.speed, "hangs": any("hang" in fault for fault in self.faults)}
+    hangs: bool = False
 
 
 CASES = {
@@ -104,11 +99,11 @@ CASES = {
     "success reported, nothing done": Case(("set-ignored",), CPX, OLD, "still shows the earlier mode"),
     "memory mode busy": Case(("memory-errno=EBUSY",), {**CPX4, "retries": 1}, OLD, "The GPUs are busy after 2"),
     "reload refused": Case(("reload=refused",), {**CPX4, "retries": 1}, OLD, "in use"),
-    "reload hangs": Case(("reload=hang",), {**CPX4, "timeout": 30}, OLD, "did not end within", speed=5),
+    "reload hangs": Case(("reload=hang",), {**CPX4, "timeout": 30}, OLD, "did not end within", hangs=True),
     "reload fails once": Case(("reload=fail-once",), CPX4, NEW4),
     "reload is slow": Case(("slow-reload=0.5",), CPX4, NEW4),
     "memory mode not taken on": Case(("nps-change-fails",), CPX4, OLD, "look at dmesg | grep 'NPS mode'"),
-    "tool hangs": Case(("tool-hang=all",), {**CPX4, "timeout": 40}, NEW4, warns="was killed. Using sysfs", speed=5),
+    "tool hangs": Case(("tool-hang=all",), {**CPX4, "timeout": 40}, NEW4, warns="was killed. Using sysfs", hangs=True),
     "tool missing": Case(("tool-missing=all",), CPX4, NEW4, warns="not installed; using sysfs"),
     "warning before the output": Case(("warning-first",), CPX4, NEW4),
     # It holds because modes are read from sysfs, and from no tool's JSON.
@@ -135,7 +130,7 @@ def host_with(tool: str, release: str) -> list[str]:
 def test_release_and_fault(bench: Bench, tool: str, release: str, name: str) -> None:
     case = CASES[name]
     bench.reset(*host_with(tool, release), *case.faults)
-    result = bench.change(case.request, **case.order)
+    result = bench.change(case.request, speed=5.0 if case.hangs else 10.0, hangs=case.hangs)
     assert bench.state() == [case.end, "active"], result
     if case.end == OLD:
         assert result["error"], result
