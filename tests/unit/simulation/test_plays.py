@@ -208,6 +208,18 @@ RUNS: dict[str, Callable[[], Planned]] = {
     "benchmark": lambda: deployed(BENCHMARK),
     "stop": lambda: planned(BASE, settled(BASE), STOP, at_once=True),
 }
+
+
+def released(looks: int) -> list[str]:
+    """The phases of batches of which the first is a canary. looks: at those that all batches have."""
+    once = {"measure", "record_baseline", "judge", "keep_caches", "record_verdict"}
+    phases = (
+        "drain", "measure", "record_baseline", "serve", "judge", "keep_caches", "undrain", "watch", "confirm",
+        "record_verdict",
+    )  # fmt: skip
+    return [f"{2 if phase in once else looks} batches, {phase}" for phase in phases]
+
+
 # How often the fleet is looked at in each step, those of all batches by their phases.
 STEPS = {
     "the first load balancer and a flag": [
@@ -215,16 +227,7 @@ STEPS = {
         "1 writing the instances' key on hosts",
         "2 updating the load balancers before instances change",
         "2 starting what no batch changes",
-        "8 batches, drain",
-        "2 batches, measure",
-        "2 batches, record_baseline",
-        "8 batches, serve",
-        "2 batches, judge",
-        "2 batches, keep_caches",
-        "8 batches, undrain",
-        "8 batches, watch",
-        "8 batches, confirm",
-        "2 batches, record_verdict",
+        *released(8),
         "4 updating the load balancers after instances have changed",
         "1 after the run",
     ],
@@ -233,16 +236,7 @@ STEPS = {
         "1 writing the instances' key on hosts",
         "4 updating the load balancers before instances change",
         "2 starting what no batch changes",
-        "4 batches, drain",
-        "2 batches, measure",
-        "2 batches, record_baseline",
-        "4 batches, serve",
-        "2 batches, judge",
-        "2 batches, keep_caches",
-        "4 batches, undrain",
-        "4 batches, watch",
-        "4 batches, confirm",
-        "2 batches, record_verdict",
+        *released(4),
         "8 updating the load balancers after instances have changed",
         "1 after the run",
     ],
@@ -251,16 +245,7 @@ STEPS = {
         "1 writing the instances' key on hosts",
         "2 updating the load balancers before instances change",
         "2 starting what no batch changes",
-        "4 batches, drain",
-        "2 batches, measure",
-        "2 batches, record_baseline",
-        "4 batches, serve",
-        "2 batches, judge",
-        "2 batches, keep_caches",
-        "4 batches, undrain",
-        "4 batches, watch",
-        "4 batches, confirm",
-        "2 batches, record_verdict",
+        *released(4),
         "4 updating the load balancers after instances have changed",
         "1 taking down the load balancer of n1",
         "1 after the run",
@@ -347,16 +332,7 @@ STEPS = {
         "1 before the run",
         "1 writing the instances' key on hosts",
         "2 updating the load balancers before instances change",
-        "8 batches, drain",
-        "2 batches, measure",
-        "2 batches, record_baseline",
-        "8 batches, serve",
-        "2 batches, judge",
-        "2 batches, keep_caches",
-        "8 batches, undrain",
-        "8 batches, watch",
-        "8 batches, confirm",
-        "2 batches, record_verdict",
+        *released(8),
         "4 updating the load balancers after instances have changed",
         "1 after the run",
     ],
