@@ -328,11 +328,13 @@ class Source:
             try:
                 parts = []
                 while limit > 0:
-                    part = os.read(fd, min(limit, 65536))
-                    if not part:
-                        break
+                    asked = min(limit, 65536)
+                    part = os.read(fd, asked)
                     parts.append(part)
                     limit -= len(part)
+                    # sysfs gives an attribute, a page at most, in one piece; procfs may give a file in many.
+                    if not part or (len(part) < asked and path.startswith("/sys/")):
+                        break
             finally:
                 os.close(fd)
         except OSError as error:
@@ -375,6 +377,22 @@ class Source:
         return os.path.exists(self.root + path)
 
 
+def sha256(data: bytes) -> str:
+    """Return the hash of a few kilobytes in hexadecimal digits.
+
+    It is made by Python's own implementation where there is one: hashlib loads OpenSSL, a twentieth of what a node's
+    state costs.
+    """
+    try:
+        from _sha2 import sha256 as of  # type: ignore[import-not-found, unused-ignore]  # since Python 3.12
+    except ImportError:
+        try:
+            from _sha256 import sha256 as of  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            from hashlib import sha256 as of
+    return str(of(data).hexdigest())
+
+
 def pairs(text: str | None, separator: str | None = None) -> dict[str, str]:
     """Return the first two words of every line as a map, for files like KFD's and os-release."""
     words = (line.split(separator, 1) for line in (text or "").splitlines())
@@ -414,8 +432,6 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
     current = os.path.join(state_dir, "balancer", "current")
     if not os.path.isdir(current):
         return found
-    import hashlib
-
     texts: dict[str, bytes] = {}
     for name in listing(current):
         with open(os.path.join(current, name), "rb") as file:
@@ -429,7 +445,7 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
             continue
     found["out"] = json.loads(found["out"]) if found["out"] else None
     found["config"] = json.loads(texts["balancer.json"]) if "balancer.json" in texts else None
-    found["files"] = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    found["files"] = {name: sha256(text) for name, text in texts.items()}
     # Enough to recognize a key by: the rule of common/api_keys.py.
     found["keys"] = [line[:12].decode("ascii", "replace") for line in texts.get("keys.map", b"").splitlines()]
     found["running"] = all(
@@ -485,9 +501,8 @@ def read_rocm(source: Source) -> dict[str, Any]:
     return {"version": version.split("-")[0] if version else None, "tools": tools}
 
 
-# Not /version: Docker starts two programs to answer it; /info and the headers contain the same facts.
+# Not /version or /info: Docker starts two programs to answer each, and a tenth of a node's state is spent on them.
 DOCKER_QUERIES = {
-    "info": "/info",
     "images": "/images/json",
     "containers": "/containers/json?all=1&filters=%7B%22label%22%3A%5B%22instinct-fleet.instance%22%5D%7D",
 }
@@ -507,6 +522,7 @@ class DockerRequest:
         import _socket  # the module under socket, without the wrapper's 8 ms of imports
 
         self.path = path
+        self.version: str | None = None
         self.api_version: str | None = None
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.socket.settimeout(timeout)
@@ -524,7 +540,9 @@ class DockerRequest:
         self.socket.close()
         head, _unused, body = b"".join(parts).partition(b"\r\n\r\n")
         status = head.split(b" ", 2)
-        self.api_version = pairs(head.decode("latin-1"), ":").get("Api-Version")
+        headers = pairs(head.decode("latin-1"), ":")
+        self.api_version = headers.get("Api-Version")
+        self.version = headers.get("Server", "").partition("Docker/")[2].partition(" ")[0] or None
         if len(status) < 2 or status[1] != b"200":
             said = (body or head)[:300].decode("utf-8", "replace").strip()
             raise ValueError(f"GET {self.path}: {said or 'the engine closed the connection'}")
@@ -555,17 +573,29 @@ def read_docker(docker: dict[str, Any], requests: dict[str, DockerRequest]) -> t
     """Read the answers: fill `docker`, return images and containers as Docker lists them."""
     try:
         answers = {name: request.answer() for name, request in requests.items()}
-        info = answers["info"]
-        docker.update(
-            available=True,
-            version=info.get("ServerVersion"),
-            api_version=requests["info"].api_version,
-            root_dir=info.get("DockerRootDir"),
-        )
+        asked = requests["images"]
+        docker.update(available=True, version=asked.version, api_version=asked.api_version)
         return answers["images"] or [], answers["containers"] or []
     except (OSError, ValueError, AttributeError) as error:
         docker["error"] = str(error)
         return [], []
+
+
+def read_info(source: Source, docker: dict[str, Any], socket_path: str) -> None:
+    """Ask for what neither the headers nor the containers have told, as on a node without an instance."""
+    if not docker["available"] or (docker["version"] and docker["root_dir"]):
+        return
+    try:
+        info = DockerRequest(socket_path, "/info").answer()
+        docker.update(version=info.get("ServerVersion"), root_dir=info.get("DockerRootDir"))
+    except (OSError, ValueError, AttributeError) as error:
+        source.problem("docker info", error)
+
+
+def root_dir(container: str, details: dict[str, Any]) -> str | None:
+    """Return Docker's directory by the path of a container's file; None if it has none, as before its first start."""
+    root, found, _unused = (details.get("HostnamePath") or "").partition(f"/containers/{container}/")
+    return root if found else None
 
 
 def read_images(source: Source, data_dir: str, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -1004,11 +1034,8 @@ ARTEFACT_FILES = ("serve.sh", "env", "container.json")
 def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
     """Return (hash of an instance's files, None if one is missing; {file name: sha256 of its text}).
 
-    The hash is the SHA-256 of the canonical JSON of {file name: text}, like hashing.spec_hash; hashlib is imported only
-    if there is something to hash.
+    The hash is the SHA-256 of the canonical JSON of {file name: text}, like hashing.spec_hash.
     """
-    import hashlib
-
     texts = {}
     for name in ARTEFACT_FILES:
         try:
@@ -1017,14 +1044,22 @@ def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
         except FileNotFoundError:
             continue
     whole = json.dumps(texts, sort_keys=True, separators=(",", ":")).encode()
-    files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    return hashlib.sha256(whole).hexdigest() if len(texts) == len(ARTEFACT_FILES) else None, files
+    files = {name: sha256(text.encode()) for name, text in texts.items()}
+    return sha256(whole) if len(texts) == len(ARTEFACT_FILES) else None, files
 
 
 def read_instances(
-    source: Source, socket_path: str, state_dir: str, data_dir: str, containers: list[dict[str, Any]]
+    source: Source,
+    docker: dict[str, Any],
+    socket_path: str,
+    state_dir: str,
+    data_dir: str,
+    containers: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return the instances' containers with the details that need an inspection: start, exit code, restarts."""
+    """Return the instances' containers with the details that need an inspection: start, exit code, restarts.
+
+    They tell where Docker keeps its files, which is noted in `docker`.
+    """
     found = []
     pending = [(entry, DockerRequest(socket_path, f"/containers/{entry['Id']}/json")) for entry in containers]
     for entry, request in pending:
@@ -1040,6 +1075,7 @@ def read_instances(
         except (OSError, ValueError) as error:
             source.problem(f"files of {name}", error)
             whole, files = None, {}
+        docker["root_dir"] = docker["root_dir"] or root_dir(entry["Id"], details)
         state = details.get("State") or {}
         found.append({
             "name": name,
@@ -1084,14 +1120,12 @@ def read_start(state_dir: str, name: str) -> dict[str, Any] | None:
 
 def read_instance_key(state_dir: str) -> str | None:
     """Return the mark of the instances' key, by the rule of common/instance_key.py; None if there is no key."""
-    import hashlib
-
     try:
         with open(os.path.join(state_dir, "keys", "instances"), encoding="ascii") as file:
             name, _unused, key = file.read().strip().partition("=")
     except (OSError, ValueError):
         return None
-    return hashlib.sha256(key.encode()).hexdigest()[:12] if name == "VLLM_API_KEY" else None
+    return sha256(key.encode())[:12] if name == "VLLM_API_KEY" else None
 
 
 RUN_DIR = "/run/instinct-fleet"
@@ -1287,14 +1321,12 @@ def read_repositories(data_dir: str) -> list[dict[str, Any]]:
 
 def read_repository(path: str, data_dir: str) -> dict[str, Any]:
     """Return one; `commit` is that of its manifest, "" without one. model_manifest.py has the rules of hashes."""
-    import hashlib
-
     states = file_states(path)
     manifest, signature = (small_text(os.path.join(path, name)) for name in BESIDE_MODEL)
     found: dict[str, Any] = {
         "path": path,
         "commit": "",
-        "signature": hashlib.sha256(signature.encode()).hexdigest()[:12] if signature else "",
+        "signature": sha256(signature.encode())[:12] if signature else "",
         "bytes": sum(state[0] for state in states.values()),
         "wrong": [],
         "verified": False,
@@ -1307,7 +1339,7 @@ def read_repository(path: str, data_dir: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         return {**found, "wrong": [BESIDE_MODEL[0]]}
     text = json.dumps(listed, sort_keys=True, separators=(",", ":"))
-    mark = hashlib.sha256((path + manifest).encode()).hexdigest()[:16]
+    mark = sha256((path + manifest).encode())[:16]
     known = known_hashes(os.path.join(data_dir, "quantize", "hashes", f"{mark}.json"), states)
     wrong = [
         name
@@ -1316,7 +1348,7 @@ def read_repository(path: str, data_dir: str) -> dict[str, Any]:
     ]
     return {
         **found,
-        "commit": hashlib.sha256(text.encode()).hexdigest()[:40],
+        "commit": sha256(text.encode())[:40],
         "wrong": wrong[:WRONG_NAMED],
         "verified": not wrong and known.keys() >= listed.keys(),
     }
@@ -1582,11 +1614,13 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
         [],
         read_instances,
         source,
+        docker,
         args["docker_socket"],
         args["state_dir"],
         args["data_dir"],
         containers,
     )
+    read_info(source, docker, args["docker_socket"])
     state["generations"] = part("generations", [], read_generations, source, args["state_dir"])
     state["instance_key"] = read_instance_key(args["state_dir"])
     state["balancer"] = part(

@@ -130,6 +130,9 @@ class FakeDocker:
             def address_string(self) -> str:
                 return "unix"
 
+            def version_string(self) -> str:
+                return "Docker/20.10.24 (linux)"
+
             def do_GET(self) -> None:
                 engine.answer(self)
 
@@ -394,7 +397,9 @@ class FakeDocker:
         if container is None:
             return None
         if path.endswith("/json"):
-            return self.send(http, 200, container.inspect())
+            kept = f"{self.root_dir}/containers/{container.id}/hostname"
+            never = container.status == "created"
+            return self.send(http, 200, {**container.inspect(), "HostnamePath": "" if never else kept})
         data = container.log.encode()
         frames = [data[i : i + 1000] for i in range(0, len(data), 1000)]
         self.stream(http, [b"\1\0\0\0" + len(frame).to_bytes(4, "big") + frame for frame in frames])

@@ -11,9 +11,8 @@ from .source import Source, listing, pairs
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
     from typing import Any
-# Not /version: Docker starts two programs to answer it; /info and the headers contain the same facts.
+# Not /version or /info: Docker starts two programs to answer each, and a tenth of a node's state is spent on them.
 DOCKER_QUERIES = {
-    "info": "/info",
     "images": "/images/json",
     "containers": "/containers/json?all=1&filters=%7B%22label%22%3A%5B%22instinct-fleet.instance%22%5D%7D",
 }
@@ -33,6 +32,7 @@ class DockerRequest:
         import _socket  # the module under socket, without the wrapper's 8 ms of imports
 
         self.path = path
+        self.version: str | None = None
         self.api_version: str | None = None
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.socket.settimeout(timeout)
@@ -50,7 +50,9 @@ class DockerRequest:
         self.socket.close()
         head, _unused, body = b"".join(parts).partition(b"\r\n\r\n")
         status = head.split(b" ", 2)
-        self.api_version = pairs(head.decode("latin-1"), ":").get("Api-Version")
+        headers = pairs(head.decode("latin-1"), ":")
+        self.api_version = headers.get("Api-Version")
+        self.version = headers.get("Server", "").partition("Docker/")[2].partition(" ")[0] or None
         if len(status) < 2 or status[1] != b"200":
             said = (body or head)[:300].decode("utf-8", "replace").strip()
             raise ValueError(f"GET {self.path}: {said or 'the engine closed the connection'}")
@@ -81,17 +83,29 @@ def read_docker(docker: dict[str, Any], requests: dict[str, DockerRequest]) -> t
     """Read the answers: fill `docker`, return images and containers as Docker lists them."""
     try:
         answers = {name: request.answer() for name, request in requests.items()}
-        info = answers["info"]
-        docker.update(
-            available=True,
-            version=info.get("ServerVersion"),
-            api_version=requests["info"].api_version,
-            root_dir=info.get("DockerRootDir"),
-        )
+        asked = requests["images"]
+        docker.update(available=True, version=asked.version, api_version=asked.api_version)
         return answers["images"] or [], answers["containers"] or []
     except (OSError, ValueError, AttributeError) as error:
         docker["error"] = str(error)
         return [], []
+
+
+def read_info(source: Source, docker: dict[str, Any], socket_path: str) -> None:
+    """Ask for what neither the headers nor the containers have told, as on a node without an instance."""
+    if not docker["available"] or (docker["version"] and docker["root_dir"]):
+        return
+    try:
+        info = DockerRequest(socket_path, "/info").answer()
+        docker.update(version=info.get("ServerVersion"), root_dir=info.get("DockerRootDir"))
+    except (OSError, ValueError, AttributeError) as error:
+        source.problem("docker info", error)
+
+
+def root_dir(container: str, details: dict[str, Any]) -> str | None:
+    """Return Docker's directory by the path of a container's file; None if it has none, as before its first start."""
+    root, found, _unused = (details.get("HostnamePath") or "").partition(f"/containers/{container}/")
+    return root if found else None
 
 
 def read_images(source: Source, data_dir: str, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ import json
 import os
 
 from ..common.restart_policy import RESTART_LABEL, policy_word
-from .engine import DockerRequest
-from .source import Source
+from .engine import DockerRequest, root_dir
+from .source import Source, sha256
 from .supervisor_file import read_supervisor
 
 TYPE_CHECKING = False
@@ -20,11 +20,8 @@ ARTEFACT_FILES = ("serve.sh", "env", "container.json")
 def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
     """Return (hash of an instance's files, None if one is missing; {file name: sha256 of its text}).
 
-    The hash is the SHA-256 of the canonical JSON of {file name: text}, like hashing.spec_hash; hashlib is imported only
-    if there is something to hash.
+    The hash is the SHA-256 of the canonical JSON of {file name: text}, like hashing.spec_hash.
     """
-    import hashlib
-
     texts = {}
     for name in ARTEFACT_FILES:
         try:
@@ -33,14 +30,22 @@ def artefact(directory: str) -> tuple[str | None, dict[str, str]]:
         except FileNotFoundError:
             continue
     whole = json.dumps(texts, sort_keys=True, separators=(",", ":")).encode()
-    files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    return hashlib.sha256(whole).hexdigest() if len(texts) == len(ARTEFACT_FILES) else None, files
+    files = {name: sha256(text.encode()) for name, text in texts.items()}
+    return sha256(whole) if len(texts) == len(ARTEFACT_FILES) else None, files
 
 
 def read_instances(
-    source: Source, socket_path: str, state_dir: str, data_dir: str, containers: list[dict[str, Any]]
+    source: Source,
+    docker: dict[str, Any],
+    socket_path: str,
+    state_dir: str,
+    data_dir: str,
+    containers: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return the instances' containers with the details that need an inspection: start, exit code, restarts."""
+    """Return the instances' containers with the details that need an inspection: start, exit code, restarts.
+
+    They tell where Docker keeps its files, which is noted in `docker`.
+    """
     found = []
     pending = [(entry, DockerRequest(socket_path, f"/containers/{entry['Id']}/json")) for entry in containers]
     for entry, request in pending:
@@ -56,6 +61,7 @@ def read_instances(
         except (OSError, ValueError) as error:
             source.problem(f"files of {name}", error)
             whole, files = None, {}
+        docker["root_dir"] = docker["root_dir"] or root_dir(entry["Id"], details)
         state = details.get("State") or {}
         found.append({
             "name": name,
@@ -100,11 +106,9 @@ def read_start(state_dir: str, name: str) -> dict[str, Any] | None:
 
 def read_instance_key(state_dir: str) -> str | None:
     """Return the mark of the instances' key, by the rule of common/instance_key.py; None if there is no key."""
-    import hashlib
-
     try:
         with open(os.path.join(state_dir, "keys", "instances"), encoding="ascii") as file:
             name, _unused, key = file.read().strip().partition("=")
     except (OSError, ValueError):
         return None
-    return hashlib.sha256(key.encode()).hexdigest()[:12] if name == "VLLM_API_KEY" else None
+    return sha256(key.encode())[:12] if name == "VLLM_API_KEY" else None

@@ -9,7 +9,7 @@ import sys
 from .balancer import NO_BALANCER, read_balancer
 from .benchmarks import read_benchmarks
 from .driver import read_driver, read_rocm
-from .engine import ask_docker, read_docker, read_images
+from .engine import ask_docker, read_docker, read_images, read_info
 from .generations import read_generations
 from .gpu_users import partition_change, read_users
 from .gpus import kfd_processes, read_gpus
@@ -97,11 +97,13 @@ def node_state(args: dict[str, Any]) -> dict[str, Any]:
         [],
         read_instances,
         source,
+        docker,
         args["docker_socket"],
         args["state_dir"],
         args["data_dir"],
         containers,
     )
+    read_info(source, docker, args["docker_socket"])
     state["generations"] = part("generations", [], read_generations, source, args["state_dir"])
     state["instance_key"] = read_instance_key(args["state_dir"])
     state["balancer"] = part(

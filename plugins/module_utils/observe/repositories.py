@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 
-from .source import listing
+from .source import listing, sha256
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
@@ -29,14 +29,12 @@ def read_repositories(data_dir: str) -> list[dict[str, Any]]:
 
 def read_repository(path: str, data_dir: str) -> dict[str, Any]:
     """Return one; `commit` is that of its manifest, "" without one. model_manifest.py has the rules of hashes."""
-    import hashlib
-
     states = file_states(path)
     manifest, signature = (small_text(os.path.join(path, name)) for name in BESIDE_MODEL)
     found: dict[str, Any] = {
         "path": path,
         "commit": "",
-        "signature": hashlib.sha256(signature.encode()).hexdigest()[:12] if signature else "",
+        "signature": sha256(signature.encode())[:12] if signature else "",
         "bytes": sum(state[0] for state in states.values()),
         "wrong": [],
         "verified": False,
@@ -49,7 +47,7 @@ def read_repository(path: str, data_dir: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         return {**found, "wrong": [BESIDE_MODEL[0]]}
     text = json.dumps(listed, sort_keys=True, separators=(",", ":"))
-    mark = hashlib.sha256((path + manifest).encode()).hexdigest()[:16]
+    mark = sha256((path + manifest).encode())[:16]
     known = known_hashes(os.path.join(data_dir, "quantize", "hashes", f"{mark}.json"), states)
     wrong = [
         name
@@ -58,7 +56,7 @@ def read_repository(path: str, data_dir: str) -> dict[str, Any]:
     ]
     return {
         **found,
-        "commit": hashlib.sha256(text.encode()).hexdigest()[:40],
+        "commit": sha256(text.encode())[:40],
         "wrong": wrong[:WRONG_NAMED],
         "verified": not wrong and known.keys() >= listed.keys(),
     }

@@ -21,7 +21,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.network imp
     parse_addresses,
     read_interfaces,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source, sha256
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor import reset_state
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor_file import read_supervisor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
@@ -366,6 +366,7 @@ def test_docker_images_and_instances(tmp_path: Path) -> None:
         docker.containers["instinct-llama-1"].exit_code = 137
         docker.containers["instinct-llama-1"].restarts = 3
         state = observed(tmp_path)
+    assert "GET /info" not in docker.requests  # containers and headers have told what it tells
     assert state["docker"] == {
         "installed": False,
         "available": True,
@@ -392,6 +393,42 @@ def test_docker_images_and_instances(tmp_path: Path) -> None:
     assert second["artefact_hash"] is None
     assert list(second["files"]) == ["serve.sh"]
     assert state["problems"] == []
+
+
+@pytest.mark.parametrize("status", [None, "created"])
+def test_docker_without_a_container_that_has_run_is_asked_where_its_files_are(
+    tmp_path: Path, status: str | None
+) -> None:
+    with Engine(tmp_path) as docker:
+        if status:
+            docker.add_container(
+                "instinct-llama-0", {"Labels": {"instinct-fleet.instance": "llama-0"}}, status
+            )
+        state = observed(tmp_path)
+        assert "GET /info" in docker.requests
+        docker.faults["GET /info"] = "cut"
+        broken = observed(tmp_path)
+    assert (state["docker"]["version"], state["docker"]["root_dir"]) == ("20.10.24", str(tmp_path))
+    assert (broken["docker"]["available"], broken["docker"]["root_dir"]) == (True, None)
+    assert [problem["what"] for problem in broken["problems"]] == ["docker info"]
+
+
+def test_a_hash_is_the_one_of_hashlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = hashlib.sha256(b"text").hexdigest()
+    assert sha256(b"text") == wanted
+    for name in ("_sha2", "_sha256"):  # a Python that has neither
+        monkeypatch.setitem(sys.modules, name, None)
+    assert sha256(b"text") == wanted
+
+
+@pytest.mark.parametrize(("place", "whole"), [("/sys", "first"), ("/proc", "first and second")])
+def test_a_file_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch, place: str, whole: str) -> None:
+    """procfs gives a long file in pieces; sysfs gives all at once, and is not asked again."""
+    pieces = iter([b"first", b" and second", b""])
+    monkeypatch.setattr("os.read", lambda _file, _size: next(pieces))
+    monkeypatch.setattr("os.open", lambda *_args: 0)
+    monkeypatch.setattr("os.close", lambda _file: None)
+    assert Source().text(f"{place}/attribute") == whole
 
 
 SAID = {
