@@ -305,12 +305,13 @@ def test_actions_are_imported_once_when_the_first_host_has_answered(
 
     imported: list[str] = []
     monkeypatch.setattr(loader.action_loader, "get", lambda name, **_: imported.append(name))
+    monkeypatch.setattr("gc.freeze", lambda: imported.append("frozen"))
     fleet._plugin_options["display_ok_hosts"] = False
     nested = SimpleNamespace(block=[])
     others = SimpleNamespace(action="ansible.builtin.add_host")
     ours = [SimpleNamespace(action=f"instinct.fleet.{name}") for name in ("node_state", "fleet_plan")]
     begin(fleet, monkeypatch, [nested, others], ours)
-    assert imported == ["ansible.legacy.normal"]  # which workers need
+    assert imported == ["ansible.legacy.normal", "frozen"]  # which workers need
     for _ in range(2):
         fleet.v2_runner_on_ok(Answer())
-    assert imported[1:] == ["instinct.fleet.node_state", "instinct.fleet.fleet_plan"]
+    assert imported[2:] == ["instinct.fleet.node_state", "instinct.fleet.fleet_plan", "frozen"]
