@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleError
+from ansible.errors import AnsibleError, AnsibleValueOmittedError
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.action import ActionBase
+from ansible.template import Templar, trust_as_template
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import write_json
+from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
     LONGEST,
     InventoryReader,
@@ -46,6 +49,55 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
     link.symlink_to("/dev/null")
     write_json(link, {"a": 1})
     assert (link.is_symlink(), link.is_char_device()) == (True, True)
+
+
+def finalized(action: type[ActionBase], value: Any, variables: dict[str, Any]) -> Any:
+    """What an action gets for an argument of its task; None if it is left out."""
+    engine = Templar(loader=DataLoader(), variables=variables)._engine
+    try:
+        return action.finalize_task_arg("argument", value, engine, None)
+    except AnsibleValueOmittedError:
+        return None
+
+
+GIVEN: dict[str, Any] = {
+    "nothing": {},
+    "all": {
+        "explain": True,
+        "canary": False,
+        "canary_runs": 3,
+        "deployment": "llama",
+        "again": "{{ explain }}",
+    },
+    "what is undefined": {"explain": "{{ nowhere }}", "canary_runs": "{{ nowhere }}"},
+    "nothing, in other words": {"explain": None, "deployment": ""},
+}
+
+
+@pytest.mark.parametrize("variables", GIVEN.values(), ids=GIVEN)
+def test_arguments_are_those_that_ansible_finds(variables: dict[str, Any]) -> None:
+    """Those that nobody gave are left out without a template, by which no argument of any playbook becomes another."""
+    variables = {name: trusted(value) for name, value in variables.items()}
+    arguments = [
+        value
+        for path in sorted((ROOT / "playbooks").rglob("*.yml"))
+        for play in DataLoader().load_from_file(str(path), trusted_as_template=True)
+        for task in play.get("tasks", ())
+        for value in task.get("instinct.fleet.fleet_plan", {}).values()
+    ]
+    assert len(arguments) > 30
+    for value in arguments:
+        try:
+            wanted = finalized(ActionBase, value, variables)
+        except AnsibleError as error:
+            with pytest.raises(type(error)):
+                finalized(ControllerAction, value, variables)
+        else:
+            assert finalized(ControllerAction, value, variables) == wanted, value
+
+
+def trusted(value: Any) -> Any:
+    return trust_as_template(value) if isinstance(value, str) else value
 
 
 class HostVars(dict[str, dict[str, Any]]):
