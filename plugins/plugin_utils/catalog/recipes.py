@@ -8,6 +8,7 @@ specific one is chosen, and the choice records the value that it overrides.
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -183,10 +184,18 @@ def named(repository: str, patterns: Iterable[str]) -> bool:
     if name.startswith("/"):
         name = "local/" + name.rstrip("/").rpartition("/")[2]
     return any(
-        fnmatch.fnmatchcase(name, pattern.lower())
-        or (name.startswith("local/") and fnmatch.fnmatchcase(name[6:], pattern.lower().rpartition("/")[2]))
+        _matches(name, pattern.lower())
+        or (name.startswith("local/") and _matches(name[6:], pattern.lower().rpartition("/")[2]))
         for pattern in patterns
     )
+
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """fnmatch, which makes a regular expression of each pattern: only of those whose first letters agree."""
+    return name.startswith(_WILDCARD.split(pattern, maxsplit=1)[0]) and fnmatch.fnmatchcase(name, pattern)
 
 
 def holds(when: Mapping[str, Any], model: ModelFacts, context: Context) -> bool:

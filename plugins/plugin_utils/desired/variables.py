@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ansible.constants import INTERNAL_STATIC_VARS
 from ansible.errors import AnsibleError
 
 from ...module_utils.common.errors import FleetError, Problem, natural
@@ -68,7 +69,8 @@ class InventoryReader:
     def misspelled(self, hosts: Iterable[str], known: Collection[str]) -> Iterator[Problem]:
         """Yield the variables of hosts that resemble known ones and that no template of theirs uses."""
         variables = {name: self.raw(name) for name in hosts}
-        names = {str(key) for raw in variables.values() for key in raw}
+        # Ansible's own of every host are no slips; the similarity of a name to all of ours takes a while.
+        names = {str(key) for raw in variables.values() for key in raw} - INTERNAL_STATIC_VARS
         suspects = {**unknown_variables(names, known), **unknown_connection_variables(names, CONNECTION)}
         for key, near in suspects.items():
             having = tuple(name for name, raw in variables.items() if key in raw)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ...module_utils.common.endpoint import listen_address, local_address
@@ -32,13 +33,20 @@ def unknown_benchmark_arguments(
 
     Variables that are templates are not evaluated here; the run checks them.
     """
-    for host, given in variables.items():
-        for name, kind in VARIABLES.items():
-            if isinstance(arguments := given.get(name), Mapping):
-                # Only here, as most inventories have none, and reading it takes its time.
-                table = knowledge.flags(knowledge.line.releases[-1])
-                names = [str(key) for key in arguments]
-                for item in unknown_arguments(table, knowledge.bench, knowledge.bench_book, kind, names):
+    for name, kind in VARIABLES.items():
+        named = {
+            host: list(map(str, given[name]))
+            for host, given in variables.items()
+            if isinstance(given.get(name), Mapping)
+        }
+        if not named:  # as in most inventories, and reading the tables takes its time
+            continue
+        table = knowledge.flags(knowledge.line.releases[-1])
+        every = dict.fromkeys(chain.from_iterable(named.values()))
+        found = unknown_arguments(table, knowledge.bench, knowledge.bench_book, kind, every)
+        for host, names in named.items():
+            for item in found:
+                if item.subject in names:
                     yield Problem((name, item.subject), f"{item.what}.", item.fix, (host,))
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from itertools import product
 from typing import Any
 
@@ -25,6 +26,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings im
     render_setting,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts, model_facts
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from tests.helpers.some import some
 from tests.oracles.vllm_parser import check_argv
@@ -43,6 +46,16 @@ def context(version: str, **changes: Any) -> Context:
 
 def engine(version: str) -> str:
     return "V1" if LINE.order[version] >= LINE.order["0.9.2"] else "V0"
+
+
+LETTERS = st.text("ab/-*?[]!.", max_size=8)
+
+
+@given(LETTERS, st.lists(LETTERS, max_size=3))
+def test_patterns_are_those_of_the_shell(name: str, patterns: list[str]) -> None:
+    """Most are told apart by their first letters, with the same answer."""
+    assume(not name.startswith("/"))  # a path, of which the last part counts
+    assert named(name, patterns) == any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @pytest.mark.parametrize(
