@@ -304,6 +304,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+def sha256(data: bytes) -> str:
+    """Return the hash of a few kilobytes in hexadecimal digits.
+
+    It is made by Python's own implementation where there is one: hashlib loads OpenSSL, a twentieth of what a node's
+    state costs.
+    """
+    try:
+        from _sha2 import sha256 as of  # type: ignore[import-not-found, unused-ignore]  # since Python 3.12
+    except ImportError:
+        try:
+            from _sha256 import sha256 as of  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            from hashlib import sha256 as of
+    return str(of(data).hexdigest())
+
+
 ABSENT = (2, 20)  # ENOENT, ENOTDIR: the node does not have it
 EPERM = 1
 
@@ -327,13 +343,10 @@ class Source:
             fd = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 parts = []
-                while limit > 0:
-                    asked = min(limit, 65536)
-                    part = os.read(fd, asked)
+                while limit > 0 and (part := os.read(fd, min(limit, 65536))):
                     parts.append(part)
                     limit -= len(part)
-                    # sysfs gives an attribute, a page at most, in one piece; procfs may give a file in many.
-                    if not part or (len(part) < asked and path.startswith("/sys/")):
+                    if path.startswith("/sys/"):  # a page at once
                         break
             finally:
                 os.close(fd)
@@ -346,7 +359,7 @@ class Source:
         return b"".join(parts).decode("utf-8", "replace").strip()
 
     def peek(self, path: str) -> str | None:
-        """Return text() without recording a problem: drivers refuse to read some files (the speed of a downed link)."""
+        """Return text() without recording a problem: drivers refuse some files (the speed of a downed link)."""
         count = len(self.problems)
         found = self.text(path)
         del self.problems[count:]
@@ -375,22 +388,6 @@ class Source:
     def exists(self, path: str) -> bool:
         """Return whether `path` exists."""
         return os.path.exists(self.root + path)
-
-
-def sha256(data: bytes) -> str:
-    """Return the hash of a few kilobytes in hexadecimal digits.
-
-    It is made by Python's own implementation where there is one: hashlib loads OpenSSL, a twentieth of what a node's
-    state costs.
-    """
-    try:
-        from _sha2 import sha256 as of  # type: ignore[import-not-found, unused-ignore]  # since Python 3.12
-    except ImportError:
-        try:
-            from _sha256 import sha256 as of  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            from hashlib import sha256 as of
-    return str(of(data).hexdigest())
 
 
 def pairs(text: str | None, separator: str | None = None) -> dict[str, str]:
@@ -484,23 +481,6 @@ def read_benchmarks(data_dir: str) -> list[dict[str, Any]]:
     return found
 
 
-def read_driver(source: Source) -> dict[str, Any]:
-    """Read the amdgpu module; the kernel's own driver has no version file."""
-    loaded = source.exists("/sys/module/amdgpu")
-    return {"loaded": loaded, "version": source.text("/sys/module/amdgpu/version") if loaded else None}
-
-
-def read_rocm(source: Source) -> dict[str, Any]:
-    """Return ROCm's release ("6.4.0-47" → "6.4.0") and the paths of its tools."""
-    # Packages of 7.14 and later install into /opt/rocm/core-<release> (ROCm/TheRock#5475).
-    version = source.text("/opt/rocm/.info/version") or source.text("/opt/rocm/core/.info/version")
-    tools: dict[str, str | None] = {}
-    for tool in ("amd-smi", "rocm-smi"):
-        paths = [f"{directory}/{tool}" for directory in ("/opt/rocm/bin", "/usr/local/bin", "/usr/bin")]
-        tools[tool] = next((path for path in paths if source.exists(path)), None)
-    return {"version": version.split("-")[0] if version else None, "tools": tools}
-
-
 # Not /version or /info: Docker starts two programs to answer each, and a tenth of a node's state is spent on them.
 DOCKER_QUERIES = {
     "images": "/images/json",
@@ -581,23 +561,6 @@ def read_docker(docker: dict[str, Any], requests: dict[str, DockerRequest]) -> t
         return [], []
 
 
-def read_info(source: Source, docker: dict[str, Any], socket_path: str) -> None:
-    """Ask for what neither the headers nor the containers have told, as on a node without an instance."""
-    if not docker["available"] or (docker["version"] and docker["root_dir"]):
-        return
-    try:
-        info = DockerRequest(socket_path, "/info").answer()
-        docker.update(version=info.get("ServerVersion"), root_dir=info.get("DockerRootDir"))
-    except (OSError, ValueError, AttributeError) as error:
-        source.problem("docker info", error)
-
-
-def root_dir(container: str, details: dict[str, Any]) -> str | None:
-    """Return Docker's directory by the path of a container's file; None if it has none, as before its first start."""
-    root, found, _unused = (details.get("HostnamePath") or "").partition(f"/containers/{container}/")
-    return root if found else None
-
-
 def read_images(source: Source, data_dir: str, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the images for the planner, with the results of their probes (see docker/inspect_image.py)."""
     answers = os.path.join(data_dir, "images")
@@ -632,6 +595,40 @@ def image(entry: dict[str, Any]) -> dict[str, Any]:
         "bytes": entry.get("Size"),
         **({"build": built} if built else {}),
     }
+
+
+def read_info(source: Source, docker: dict[str, Any], socket_path: str) -> None:
+    """Ask for what neither the headers nor the containers have told, as on a node without an instance."""
+    if not docker["available"] or (docker["version"] and docker["root_dir"]):
+        return
+    try:
+        info = DockerRequest(socket_path, "/info").answer()
+        docker.update(version=info.get("ServerVersion"), root_dir=info.get("DockerRootDir"))
+    except (OSError, ValueError, AttributeError) as error:
+        source.problem("docker info", error)
+
+
+def root_dir(container: str, details: dict[str, Any]) -> str | None:
+    """Return Docker's directory by the path of a container's file; None if it has none, as before its first start."""
+    root, found, _unused = (details.get("HostnamePath") or "").partition(f"/containers/{container}/")
+    return root if found else None
+
+
+def read_driver(source: Source) -> dict[str, Any]:
+    """Read the amdgpu module; the kernel's own driver has no version file."""
+    loaded = source.exists("/sys/module/amdgpu")
+    return {"loaded": loaded, "version": source.text("/sys/module/amdgpu/version") if loaded else None}
+
+
+def read_rocm(source: Source) -> dict[str, Any]:
+    """Return ROCm's release ("6.4.0-47" → "6.4.0") and the paths of its tools."""
+    # Packages of 7.14 and later install into /opt/rocm/core-<release> (ROCm/TheRock#5475).
+    version = source.text("/opt/rocm/.info/version") or source.text("/opt/rocm/core/.info/version")
+    tools: dict[str, str | None] = {}
+    for tool in ("amd-smi", "rocm-smi"):
+        paths = [f"{directory}/{tool}" for directory in ("/opt/rocm/bin", "/usr/local/bin", "/usr/bin")]
+        tools[tool] = next((path for path in paths if source.exists(path)), None)
+    return {"version": version.split("-")[0] if version else None, "tools": tools}
 
 
 def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:

@@ -91,23 +91,6 @@ def read_docker(docker: dict[str, Any], requests: dict[str, DockerRequest]) -> t
         return [], []
 
 
-def read_info(source: Source, docker: dict[str, Any], socket_path: str) -> None:
-    """Ask for what neither the headers nor the containers have told, as on a node without an instance."""
-    if not docker["available"] or (docker["version"] and docker["root_dir"]):
-        return
-    try:
-        info = DockerRequest(socket_path, "/info").answer()
-        docker.update(version=info.get("ServerVersion"), root_dir=info.get("DockerRootDir"))
-    except (OSError, ValueError, AttributeError) as error:
-        source.problem("docker info", error)
-
-
-def root_dir(container: str, details: dict[str, Any]) -> str | None:
-    """Return Docker's directory by the path of a container's file; None if it has none, as before its first start."""
-    root, found, _unused = (details.get("HostnamePath") or "").partition(f"/containers/{container}/")
-    return root if found else None
-
-
 def read_images(source: Source, data_dir: str, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the images for the planner, with the results of their probes (see docker/inspect_image.py)."""
     answers = os.path.join(data_dir, "images")

@@ -7,8 +7,10 @@ import json
 import os
 
 from ..common.restart_policy import RESTART_LABEL, policy_word
-from .engine import DockerRequest, root_dir
-from .source import Source, sha256
+from .docker_root import root_dir
+from .engine import DockerRequest
+from .hashes import sha256
+from .source import Source
 from .supervisor_file import read_supervisor
 
 TYPE_CHECKING = False

@@ -8,8 +8,9 @@ import sys
 
 from .balancer import NO_BALANCER, read_balancer
 from .benchmarks import read_benchmarks
+from .docker_root import read_info
 from .driver import read_driver, read_rocm
-from .engine import ask_docker, read_docker, read_images, read_info
+from .engine import ask_docker, read_docker, read_images
 from .generations import read_generations
 from .gpu_users import partition_change, read_users
 from .gpus import kfd_processes, read_gpus

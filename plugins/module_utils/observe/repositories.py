@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import os
 
-from .source import listing, sha256
+from .hashes import sha256
+from .source import listing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs

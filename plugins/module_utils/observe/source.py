@@ -28,13 +28,10 @@ class Source:
             fd = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 parts = []
-                while limit > 0:
-                    asked = min(limit, 65536)
-                    part = os.read(fd, asked)
+                while limit > 0 and (part := os.read(fd, min(limit, 65536))):
                     parts.append(part)
                     limit -= len(part)
-                    # sysfs gives an attribute, a page at most, in one piece; procfs may give a file in many.
-                    if not part or (len(part) < asked and path.startswith("/sys/")):
+                    if path.startswith("/sys/"):  # a page at once
                         break
             finally:
                 os.close(fd)
@@ -47,7 +44,7 @@ class Source:
         return b"".join(parts).decode("utf-8", "replace").strip()
 
     def peek(self, path: str) -> str | None:
-        """Return text() without recording a problem: drivers refuse to read some files (the speed of a downed link)."""
+        """Return text() without recording a problem: drivers refuse some files (the speed of a downed link)."""
         count = len(self.problems)
         found = self.text(path)
         del self.problems[count:]
@@ -76,22 +73,6 @@ class Source:
     def exists(self, path: str) -> bool:
         """Return whether `path` exists."""
         return os.path.exists(self.root + path)
-
-
-def sha256(data: bytes) -> str:
-    """Return the hash of a few kilobytes in hexadecimal digits.
-
-    It is made by Python's own implementation where there is one: hashlib loads OpenSSL, a twentieth of what a node's
-    state costs.
-    """
-    try:
-        from _sha2 import sha256 as of  # type: ignore[import-not-found, unused-ignore]  # since Python 3.12
-    except ImportError:
-        try:
-            from _sha256 import sha256 as of  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            from hashlib import sha256 as of
-    return str(of(data).hexdigest())
 
 
 def pairs(text: str | None, separator: str | None = None) -> dict[str, str]:

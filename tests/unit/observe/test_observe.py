@@ -16,12 +16,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing impo
 from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
 from ansible_collections.instinct.fleet.plugins.module_utils.observe import held_bytes as held
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.gpus import gfx_name, read_gpus
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.hashes import sha256
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.network import (
     MAPPED,
     parse_addresses,
     read_interfaces,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source, sha256
+from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor import reset_state
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor_file import read_supervisor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
