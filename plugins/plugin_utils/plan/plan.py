@@ -245,7 +245,7 @@ def plan_fleet(
     balancers: tuple[BalancerPlan, ...] = ()
     inventory = {host.name: host for host in checked.fleet.hosts}
     if endpoint:
-        unknown = _unknown_hosts(endpoint, inventory)
+        unknown = _unknown_hosts(endpoint, inventory.values())
         served = [
             _host_backends(host, inventory[host.host.name], host.host.name in unknown) for host in hosts
         ]
@@ -293,12 +293,21 @@ def _routing(fleet: Fleet) -> dict[str, bool]:
     return {item.name: item.routing == "prefix" for host in fleet.hosts for item in host.deployments}
 
 
-def _unknown_hosts(endpoint: EndpointInputs, names: Iterable[str]) -> set[str]:
-    """Return the hosts that some load balancer has nothing of: it is new, or they are, or have another name."""
+def _unknown_hosts(endpoint: EndpointInputs, hosts: Iterable[Host]) -> set[str]:
+    """Return the hosts of which some load balancer lacks an instance: it is new, or comes again, or they are new."""
+    there = {
+        (host.name, item.name)
+        for host in hosts
+        if host.state
+        for item in host.state.instances
+        if item.state in ALIVE
+    }
     found: set[str] = set()
     for config in (host.observed.config for host in endpoint.hosts if host.observed):
         servers = (server for backend in config.get("backends") or () for server in backend["servers"])
-        found |= set(names) - {str(server["host"]) for server in servers}
+        found |= {
+            host for host, _name in there - {(server["host"], server["instance"]) for server in servers}
+        }
     return found
 
 
