@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
 
 
 def read_info(source: Source, docker: dict[str, Any], socket_path: str) -> None:
-    """Ask for what neither the headers nor the containers have told, as on a node without an instance."""
+    """Ask for what neither headers nor containers contain, as on a node without an instance."""
     if not docker["available"] or (docker["version"] and docker["root_dir"]):
         return
     try:

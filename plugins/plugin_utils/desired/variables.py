@@ -69,7 +69,7 @@ class InventoryReader:
     def misspelled(self, hosts: Iterable[str], known: Collection[str]) -> Iterator[Problem]:
         """Yield the variables of hosts that resemble known ones and that no template of theirs uses."""
         variables = {name: self.raw(name) for name in hosts}
-        # Ansible's own of every host are no slips; the similarity of a name to all of ours takes a while.
+        # Not those that Ansible sets on every host: comparing a name with all of ours takes a while.
         names = {str(key) for raw in variables.values() for key in raw} - INTERNAL_STATIC_VARS
         suspects = {**unknown_variables(names, known), **unknown_connection_variables(names, CONNECTION)}
         for key, near in suspects.items():

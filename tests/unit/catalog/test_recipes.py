@@ -53,7 +53,7 @@ LETTERS = st.text("ab/-*?[]!.", max_size=8)
 
 @given(LETTERS, st.lists(LETTERS, max_size=3))
 def test_patterns_are_those_of_the_shell(name: str, patterns: list[str]) -> None:
-    """Most are told apart by their first letters, with the same answer."""
+    """Most differ in their first letters already; the answer is the same."""
     assume(not name.startswith("/"))  # a path, of which the last part counts
     assert named(name, patterns) == any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -367,7 +367,7 @@ def test_docker_images_and_instances(tmp_path: Path) -> None:
         docker.containers["instinct-llama-1"].exit_code = 137
         docker.containers["instinct-llama-1"].restarts = 3
         state = observed(tmp_path)
-    assert "GET /info" not in docker.requests  # containers and headers have told what it tells
+    assert "GET /info" not in docker.requests  # containers and headers contain the same
     assert state["docker"] == {
         "installed": False,
         "available": True,
