@@ -31,7 +31,7 @@ EXAMPLES = int(os.environ.get("EDIT_EXAMPLES", "100"))
 COMMITS = 5
 BETWEEN = ("nothing", "nothing", "nothing", "hold", "drain", "down", "die", "fail", "verdict")
 """What happens before an edit is deployed, or while it is."""
-TAKEN_AWAY = ("is held, but cannot run", "which the inventory gives to another deployment")
+TAKEN_AWAY = {"is held, but cannot run", "which the inventory gives to another deployment"}
 """Why a host is left out whose release was turned back: other edits, earlier or of the same commit, have taken from it
 what the one before needs, or have given its model, which no load balancer has asked there, to another deployment."""
 LEAST_ACCEPTED = 0.8

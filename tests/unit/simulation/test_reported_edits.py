@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
 
 from tests.worlds import mishaps
 from tests.worlds.edited_fleet import Inventory, Site, carried_out, edited, planned, settled
@@ -288,3 +289,17 @@ def test_a_load_balancer_keeps_enough_of_what_it_reaches(names: list[str], count
         again = planned(wanted, there)
         assert again.simulate().violations == (), moment.step
         assert planned(wanted, carried_out(again, wanted, there)).plan.changes == 0
+
+
+@pytest.mark.parametrize("host", ["n1", "n2"])
+def test_a_load_balancer_that_comes_again_awaits_what_runs_and_what_it_lacks(host: str) -> None:
+    """It knows the host by another instance, and took one that runs for one that is still to come."""
+    base = edited(BASE, balancers={**BALANCER, **ELSEWHERE})
+    wanted = edited(base, deployments=(llama(), deployment(name="eve", gpus=[4], port=8300, hosts=[host])))
+    without, before = edited(wanted, balancers=ELSEWHERE), settled(base)
+    there = carried_out(planned(without, before), without, before)
+    done = planned(wanted, there)
+    (again,) = [item for item in done.plan.balancers if item.actions]
+    assert [server.coming for server in names_of(again.during).values()] == [False] * 5
+    assert done.simulate().violations == ()
+    assert planned(wanted, carried_out(done, wanted, there)).plan.changes == 0
