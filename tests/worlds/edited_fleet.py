@@ -21,12 +21,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key
     header_map,
     mark,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.common.minimum import Count
 from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import Deployment
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
     BalancerHost,
     balancer_host,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock, model_key
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.former import (
     former_balancers,
@@ -44,18 +46,38 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory i
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import RolloutPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.policy import parse_policy
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import OPTIONS, requested_rollout
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import todo_hosts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import (
     RunLimits,
     Simulation,
+    Watch,
     simulate,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu
 
 from tests.worlds.balancer_world import DRAW, MATERIAL, NEVER, found
-from tests.worlds.plan_world import LOCK, NOW, apply_to_state, fleet, knowledge, render, state
+from tests.worlds.plan_world import (
+    IMAGE,
+    LOCK,
+    NEXT_DIGEST,
+    NEXT_IMAGE,
+    NOW,
+    OTHER_REPO,
+    REPO,
+    apply_to_state,
+    fleet,
+    knowledge,
+    render,
+    state,
+)
 
+TWO_OF_EACH = Lock(
+    {**LOCK.images, NEXT_IMAGE: replace(LOCK.images[IMAGE], digest=NEXT_DIGEST)},
+    {**LOCK.models, model_key("", OTHER_REPO, "main"): LOCK.models[model_key("", REPO, "main")]},
+)
+"""Pins of another image and of another model, too."""
 SECRETS = {name: f"sk-instances-{name}-" + "i" * 30 for name in ("first", "second")}
 
 
@@ -87,7 +109,8 @@ class Inventory:
     """What an operator writes.
 
     hosts, balancers: with their addresses; modes: the compute modes of hosts; virtual: the load balancers' virtual
-    address; endpoint: other variables of load balancers; machines: what there is.
+    address; endpoint: other variables of load balancers; rollout: options of fleet_plan that variables of rollouts are;
+    machines: what there is.
     """
 
     hosts: Mapping[str, str]
@@ -97,6 +120,7 @@ class Inventory:
     key: str = "first"
     virtual: str = ""
     endpoint: Mapping[str, Any] = field(default_factory=dict)
+    rollout: Mapping[str, Any] = field(default_factory=dict)
     machines: Mapping[str, Sequence[str]] = field(default_factory=lambda: MACHINES)
 
 
@@ -140,10 +164,12 @@ class Planned:
     rollout: RolloutPlan | None
     todo: list[dict[str, Any]]
     operation: str
+    min_available: Count | None = None
 
-    def simulate(self, **terms: Any) -> Simulation:
-        """Run it through the model of the fleet."""
-        return simulate(self.plan, self.todo, self.operation, RunLimits(**terms))
+    def simulate(self, watch: Watch | None = None, **terms: Any) -> Simulation:
+        """Run it through the model of the fleet. terms: limits other than the inventory's."""
+        limits = RunLimits(**{"min_available": self.min_available, **terms})
+        return simulate(self.plan, self.todo, self.operation, limits, watch)
 
 
 def instance_key(inventory: Inventory) -> InstanceKey:
@@ -176,6 +202,7 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
         "offline": False,
         "canary": True,
         "drain_timeout": 300,
+        **inventory.rollout,
         **options,
     }
     request = OperationRequest(
@@ -184,7 +211,7 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
         generation=given["generation"],
         retry=bool(given["retry"]),
     )
-    shop = RememberingFactory(knowledge(), LOCK, render(), {}, key)
+    shop = RememberingFactory(knowledge(), TWO_OF_EACH, render(), {}, key)
     whole = fleet(
         states, list(inventory.deployments), groups={"load_balancer": list(inventory.balancers)}, own=own
     )
@@ -195,7 +222,8 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
     )
     rollout = requested_rollout(given, plan, endpoint)
     todo = todo_hosts(plan, plan.balancers, plan.to_json(), rollout)
-    return Planned(plan, rollout, todo, operation)
+    policy, _unused = parse_policy({"upgrade_min_in": given["min_in"]})
+    return Planned(plan, rollout, todo, operation, policy.min_available)
 
 
 def _balancer(name: str, inventory: Inventory, site: Site) -> BalancerHost:

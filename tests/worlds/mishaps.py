@@ -15,7 +15,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before i
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls import SimulatedRun
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FleetModel, Running
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import Playbook
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import RunLimits, simulate
 from hypothesis import strategies as st
 
 from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, configured
@@ -45,16 +44,10 @@ class Moment:
         )
 
 
-def moments(done: Planned, **terms: Any) -> list[Moment]:
+def moments(done: Planned) -> list[Moment]:
     """The fleet after each step of a run."""
     found: list[Moment] = []
-    simulate(
-        done.plan,
-        done.todo,
-        done.operation,
-        RunLimits(**terms),
-        lambda step, model: found.append(Moment.of(step, model)),
-    )
+    done.simulate(lambda step, model: found.append(Moment.of(step, model)))
     return found
 
 

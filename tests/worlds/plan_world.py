@@ -39,7 +39,9 @@ from tests import ROOT
 IMAGE = "registry.lab:5000/lab/vllm:1"
 DIGEST = "sha256:" + "1" * 64
 PULL = f"registry.lab:5000/lab/vllm@{DIGEST}"
+NEXT_IMAGE, NEXT_DIGEST = "registry.lab:5000/lab/vllm:2", "sha256:" + "2" * 64
 REPO = "lab/tiny-llama"
+OTHER_REPO = "lab/tiny-other"
 COMMIT = "c" * 40
 GIB = 1 << 30
 VRAM = 206141652992

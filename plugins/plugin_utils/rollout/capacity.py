@@ -3,7 +3,7 @@
 
 Deployments that share a model name are one service: a deployment that is renamed, split or joined with another one
 keeps serving while it changes. A load balancer that reaches only some of the engines has to keep enough of these:
-those on its own host, where instances listen for their host alone.
+those on its own host, where instances listen for their host alone, or without what the operator has drained in it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class ModelService:
     """Engines behind the same model names.
 
     label: the deployments, for texts. engines: as RolloutInstance.present_engine names them; afterwards: those of the
-    end of the run.
+    end of the run; out: those that are out of service here, and serve elsewhere.
     """
 
     label: str
     names: tuple[Name, ...]
     engines: frozenset[str]
     afterwards: frozenset[str]
+    out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Capacity:
 def services(members: Sequence[RolloutInstance]) -> tuple[ModelService, ...]:
     """Return what serves each model name before the first batch; names of the same engines are one service.
 
-    What a load balancer reaches of it is a further one, where it does not reach all.
+    What a load balancer has of it is a further one, where it does not reach all, or not all are in service.
     """
     before: dict[Name, dict[str, str]] = {}
     after: dict[Name, set[str]] = {}
@@ -74,34 +75,54 @@ def services(members: Sequence[RolloutInstance]) -> tuple[ModelService, ...]:
         if label in found:
             label = f"{label} ({', '.join(filter(None, names[0]))})"
         found[label] = ModelService(label, tuple(names), engines, afterwards)
-    beyond = _beyond(members)
-    return (*found.values(), *(part for whole in found.values() for part in _parts(whole, beyond)))
+    views = _views(members)
+    return (*found.values(), *(part for whole in found.values() for part in _parts(whole, views)))
 
 
-_Beyond = Mapping[str, tuple[frozenset[str], frozenset[str]]]
+@dataclass(frozen=True)
+class _View:
+    """What a load balancer lacks of the engines of the fleet: before the first batch, and in the end (after).
+
+    beyond: those that it does not reach. out: those that the operator has drained in it, and not everywhere.
+    """
+
+    beyond: frozenset[str]
+    beyond_after: frozenset[str]
+    out: frozenset[str]
+    out_after: frozenset[str]
 
 
-def _beyond(members: Sequence[RolloutInstance]) -> _Beyond:
-    """Return the engines that a load balancer does not reach, before the first batch and in the end."""
+def _views(members: Sequence[RolloutInstance]) -> dict[str, _View]:
+    """Return what load balancers lack, of those that lack something."""
     limited = [(item, item.balancers) for item in members if item.balancers is not None and not item.starts]
+    names = frozenset[str]().union(*(some for _unused, some in limited), *(item.kept_out for item in members))
     found = {}
-    for name in sorted(frozenset[str]().union(*{names for _unused, names in limited}), key=natural):
-        out = [item for item, names in limited if name not in names]
-        if out:
-            stays = frozenset(item.wanted_engine for item in out if not item.changes)
-            found[name] = frozenset(item.present_engine for item in out), stays
+    for name in sorted(names, key=natural):
+        beyond = [item for item, some in limited if name not in some]
+        out = [item for item in members if name in item.kept_out]
+        if beyond or out:
+            found[name] = _View(
+                frozenset(item.present_engine for item in beyond),
+                frozenset(item.wanted_engine for item in beyond if not item.changes),
+                frozenset(item.present_engine for item in out),
+                frozenset(item.wanted_engine for item in out),
+            )
     return found
 
 
-def _parts(whole: ModelService, beyond: _Beyond) -> Iterable[ModelService]:
-    """Yield what load balancers have of a service that reach some of its engines, and not all."""
-    sets: dict[tuple[frozenset[str], frozenset[str]], list[str]] = {}
-    for balancer, (before, after) in beyond.items():
-        engines = whole.engines - before
-        if engines and engines != whole.engines:
-            sets.setdefault((engines, whole.afterwards - after), []).append(balancer)
-    for (engines, afterwards), names in sets.items():
-        yield ModelService(f"{whole.label} behind {' and '.join(names)}", whole.names, engines, afterwards)
+def _parts(whole: ModelService, views: Mapping[str, _View]) -> Iterable[ModelService]:
+    """Yield what load balancers have of a service that have some of its engines in service, and not all."""
+    sets: dict[tuple[frozenset[str], frozenset[str], frozenset[str]], list[str]] = {}
+    for balancer, view in views.items():
+        engines = whole.engines - view.beyond
+        out = engines & view.out
+        if engines and (out or engines != whole.engines):
+            afterwards = whole.afterwards - view.beyond_after - view.out_after
+            sets.setdefault((engines, afterwards, out), []).append(balancer)
+    for (engines, afterwards, out), names in sets.items():
+        yield ModelService(
+            f"{whole.label} behind {' and '.join(names)}", whole.names, engines, afterwards, out
+        )
 
 
 def services_by_deployment(members: Sequence[RolloutInstance]) -> dict[str, tuple[str, ...]]:
@@ -131,8 +152,8 @@ def capacities(members: Sequence[RolloutInstance], keep: Count | None) -> dict[s
             engines.setdefault(item.present_engine, []).append(item)
     found = {}
     for service in services(members):
-        groups = [engines[name] for name in service.engines]
-        there = len(groups)
+        there = len(service.engines)
+        groups = [engines[name] for name in service.engines - service.out]
         whole = [group for group in groups if all(item.in_service or item.starts for item in group)]
         starting = sum(any(item.starts for item in group) for group in whole)
         kept = math.ceil(resolve_count(DEFAULT_MIN_AVAILABLE if keep is None else keep, there))
@@ -170,7 +191,7 @@ def shifts(members: Sequence[RolloutInstance]) -> Shifts:
     lost: dict[str, list[str]] = {}
     gained: dict[str, list[str]] = {}
     for service in services(members):
-        for engine in service.engines & serving:
+        for engine in (service.engines & serving) - service.out:
             lost.setdefault(engine, []).append(service.label)
         for engine in service.afterwards:
             gained.setdefault(engine, []).append(service.label)

@@ -28,11 +28,12 @@ class RolloutInstance:
         models, old_models: the names that clients may ask its engine for; () if they reach it in no load balancer.
         changes: this run changes it.
         in_service: it is in service, as far as the load balancers show.
-        drained: the operator has drained its engine, which does not enter service by itself.
+        drained: the operator has drained its engine wherever it is reached: it does not enter service by itself.
         left: an earlier run left it drained; it returns when it has changed.
         headless: it works for another server, and receives no requests.
         starts: it starts before the first batch, and serves from then on.
         balancers: the load balancers that reach it where it listens now; None: all of them.
+        kept_out: those in which the operator has drained it, where it is in service in others.
     """
 
     host: str
@@ -52,6 +53,7 @@ class RolloutInstance:
     resources_known: bool = True
     starts: bool = False
     balancers: frozenset[str] | None = None
+    kept_out: frozenset[str] = frozenset()
 
     @property
     def id(self) -> str:

@@ -367,7 +367,7 @@ class _HostRollout:
         self.revisions = {name: revision.hosts.get(plan.host.name) for name, revision in revisions.items()}
         self.name = plan.host.name
         self.balancers = balancers
-        self.drained = [item.drained_by_operator for item in balancers]
+        self.drained = {item.host.name: item.drained_by_operator for item in balancers}
         state = plan.host.state
         self.running: dict[str, ObservedInstance] = (
             {item.name: item for item in state.instances} if state else {}
@@ -388,6 +388,8 @@ class _HostRollout:
             # What an engine over a host without an answer has here is neither in the plan nor removed.
             stays = known if alike or name in self.plan.untouched else None
             place = _place(known or item) if known or self._equal(found, item) else None
+            reached, out = self._reached_by(known), self._drained(name)
+            drained = bool(out) and (reached is None or reached <= out)
             member = RolloutInstance(
                 host=self.name,
                 name=name,
@@ -398,11 +400,12 @@ class _HostRollout:
                 old_engine=_engine(self.name, known),
                 models=_models(item or stays),
                 old_models=_models(known or item),
-                in_service=bool(found and found.state == "running" and found.ready and self._in(name, known)),
-                drained=self._drained(name),
+                in_service=self.is_ready(name) and reached != frozenset() and not drained,
+                drained=drained,
                 headless=any(one.member.headless for one in (item or known,) if one),
                 resources_known=not there or place is not None,
-                balancers=self._reached_by(known),
+                balancers=reached,
+                kept_out=frozenset() if drained else out,
             )
             changes = self._changes(member, wanted, member.id in unjudged)
             # What does not change returns before the others do, and so does all that is measured as it is.
@@ -417,10 +420,15 @@ class _HostRollout:
             return alive is not None and alive.state in ALIVE and self.meant(member.name, wanted)
         return member.name in self.plan.start or member.name in self.plan.remove or unjudged
 
+    def is_ready(self, name: str) -> bool:
+        """Return whether an instance runs and answers."""
+        found = self.running.get(name)
+        return found is not None and found.state == "running" and bool(found.ready)
+
     def is_routed(self, name: str) -> bool:
         """Return whether an instance serves now and belongs into load balancers."""
-        found, item = self.running.get(name), self.known(name) or self.wanted.get(name)
-        if found is None or found.state != "running" or not found.ready:
+        item = self.known(name) or self.wanted.get(name)
+        if not self.is_ready(name):
             return False
         return item is None or (item.backend.endpoint and not item.backend.headless)
 
@@ -472,18 +480,14 @@ class _HostRollout:
     def _equal(found: ObservedInstance | None, item: Serving | None) -> bool:
         return bool(found and item and found.spec_hash == item.spec_hash)
 
-    def _drained(self, name: str) -> bool:
-        """The operator has drained it in a load balancer."""
-        return any((self.name, name) in theirs for theirs in self.drained)
+    def _drained(self, name: str) -> frozenset[str]:
+        """Return the load balancers in which the operator has drained it."""
+        return frozenset(one for one, theirs in self.drained.items() if (self.name, name) in theirs)
 
     def _left(self, known: RecordedInstance | None) -> bool:
         """An earlier run left it drained in a load balancer."""
         here = host_backends(self.plan)
         return known is not None and any(item.was_left(here, known.backend) for item in self.balancers)
-
-    def _in(self, name: str, known: RecordedInstance | None) -> bool:
-        """A load balancer that runs sends it requests, and the operator has not drained it."""
-        return self._reached_by(known) != frozenset() and not self._drained(name)
 
     def _reached_by(self, known: RecordedInstance | None) -> frozenset[str] | None:
         """Return the load balancers that run and have it where it listens; None if they are not to have it."""

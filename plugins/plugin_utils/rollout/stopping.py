@@ -67,7 +67,7 @@ def known_engines(members: Iterable[RolloutInstance]) -> list[ServingEngine]:
             items[0].deployment,
             items[0].name,
             tuple(dict.fromkeys(item.host for item in items)),
-            all(item.in_service for item in items),
+            all(item.in_service and not item.kept_out for item in items),
             any(item.changes for item in items),
             items[0].old_models,
         )

@@ -303,3 +303,20 @@ def test_a_load_balancer_that_comes_again_awaits_what_runs_and_what_it_lacks(hos
     assert [server.coming for server in names_of(again.during).values()] == [False] * 5
     assert done.simulate().violations == ()
     assert planned(wanted, carried_out(done, wanted, there)).plan.changes == 0
+
+
+def test_what_the_operator_drained_in_one_load_balancer_serves_in_the_others() -> None:
+    """Each sends requests to two of four; none counted as in service, and all were replaced at once."""
+    four = {"gpus": [0, 1, 2, 3], "instances_per_host": 4, "hosts": ["n1"]}
+    base = edited(BASE, balancers={**BALANCER, **ELSEWHERE}, deployments=(llama(**four),))
+    before, entry = settled(base), {"state": "drain", "by": "operator", "since": "x"}
+    for balancer, out in (("n1", (0, 1)), ("lb", (2, 3))):
+        servers = before.seen[balancer]["config"]["backends"][0]["servers"]
+        before.seen[balancer]["out"] = {f"llama/{servers[index]['name']}": entry for index in out}
+    wanted = edited(base, deployments=(llama(**four, **FLAG),))
+    with pytest.raises(FleetError) as error:
+        planned(wanted, before)
+    assert "only 2 of 4 engines of llama behind lb serve" in " ".join(
+        one.what for one in error.value.problems
+    )
+    assert fewest(wanted, before, rollout={"min_in": 1}) == {"n1": 1, "lb": 1}
