@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from hypothesis import strategies as st
 
 from tests.worlds.edited_fleet import MACHINES, RENAMED, Inventory, machine
-from tests.worlds.plan_world import deployment
+from tests.worlds.plan_world import IMAGE, NEXT_IMAGE, OTHER_REPO, REPO, deployment
 
 T = TypeVar("T")
 NAMES = ("ada", "bob", "cyd", "dan", "eve", "fay", "gus", "hal")
@@ -153,8 +153,15 @@ ENDPOINT = {
     "load_balancer_hang_timeout": (30, 45),
     "load_balancer_metrics_port": (8405, 8415),
     "load_balancer_queue_timeout": (60, 90),
+    "load_balancer_repeat_unanswered": (False, True),
     "load_balancer_timeout": (3600, 1800),
 }
+OPENED_AT = {
+    "load_balancer_listen": ("0.0.0.0", "127.0.0.1"),
+    "load_balancer_port": (8443, 9443),
+    "load_balancer_tls": (True, False),
+}
+ROLLOUT = {"serial": ([1, "20%"], [1], [2], ["100%"]), "min_in": (None, 1, 2, "75%", "25%")}
 Parts = dict[str, Any]
 """An inventory in a form that edits change: its fields by name, of which "deployments" is a list."""
 
@@ -227,6 +234,19 @@ def flags(draw: Draw, parts: Parts) -> None:
     item = _one(draw, parts)
     if item:
         item["engine_args"] = {"max_num_seqs": draw.one_of((16, 32, 64))}
+
+
+def image(draw: Draw, parts: Parts) -> None:
+    if item := _one(draw, parts):
+        item["image"] = NEXT_IMAGE if item["image"] == IMAGE else IMAGE
+
+
+def model(draw: Draw, parts: Parts) -> None:
+    """Other weights, under the same names or another."""
+    if item := _one(draw, parts):
+        item["model"] = OTHER_REPO if item["model"] == REPO else REPO
+        if draw.number(0, 1):
+            item["served_model_name"] = draw.one_of(MODELS)
 
 
 def weight(draw: Draw, parts: Parts) -> None:
@@ -385,9 +405,24 @@ def instance_auth(draw: Draw, parts: Parts) -> None:
 
 def endpoint(draw: Draw, parts: Parts) -> None:
     """A setting of the load balancers that clients need not know."""
-    name = draw.one_of(sorted(ENDPOINT))
-    old = parts["endpoint"].get(name, ENDPOINT[name][0])
-    parts["endpoint"][name] = draw.one_of([value for value in ENDPOINT[name] if value != old])
+    _another_setting(draw, parts, ENDPOINT)
+
+
+def opened_at(draw: Draw, parts: Parts) -> None:
+    """Clients open another address of the load balancers."""
+    _another_setting(draw, parts, OPENED_AT)
+
+
+def _another_setting(draw: Draw, parts: Parts, among: Mapping[str, Sequence[Any]]) -> None:
+    name = draw.one_of(sorted(among))
+    old = parts["endpoint"].get(name, among[name][0])
+    parts["endpoint"][name] = draw.one_of([value for value in among[name] if value != old])
+
+
+def rollout(draw: Draw, parts: Parts) -> None:
+    """How much changes at a time, and how much stays in service."""
+    name = draw.one_of(sorted(ROLLOUT))
+    parts["rollout"][name] = draw.one_of(ROLLOUT[name])
 
 
 def virtual_address(draw: Draw, parts: Parts) -> None:
@@ -397,9 +432,9 @@ def virtual_address(draw: Draw, parts: Parts) -> None:
 
 EDITS: tuple[Callable[[Draw, Parts], None], ...] = (
     rename, rename_with_its_model, served_name, another_served_name, fewer_served_names, port, swap_ports, listen,
-    flags, weight, scale, move_gpus, swap_gpus, turn_gpus, move_hosts, add_deployment, remove_deployment, blue_green,
-    split, join, nodes, add_balancer, remove_balancer, add_host, remove_host, rename_host, readdress_host, compute_mode,
-    another_key, instance_auth, endpoint, virtual_address,
+    flags, image, model, weight, scale, move_gpus, swap_gpus, turn_gpus, move_hosts, add_deployment, remove_deployment,
+    blue_green, split, join, nodes, add_balancer, remove_balancer, add_host, remove_host, rename_host, readdress_host,
+    compute_mode, another_key, instance_auth, endpoint, opened_at, rollout, virtual_address,
 )  # fmt: skip
 
 
@@ -417,6 +452,7 @@ def edit(
         "key": inventory.key,
         "virtual": inventory.virtual,
         "endpoint": dict(inventory.endpoint),
+        "rollout": dict(inventory.rollout),
         "machines": inventory.machines,
         "deployments": copy.deepcopy(list(inventory.deployments)),
     }
