@@ -15,10 +15,13 @@ ROW = "3 llama 1 {name} 10.0.0.1 {up} {admin} 1 1 0 15 3 2 6 22 0 0 - 8000 - 0 0
 
 
 class Socket:
-    """An admin socket. answers: by the start of a command; None: hangs up at once; "": is silent until the end."""
+    """An admin socket. answers: by the start of a command; None: hangs up at once; "": is silent until the end.
 
-    def __init__(self, path: Path, answers: dict[str, str | None]) -> None:
-        self.answers, self.asked = answers, list[str]()
+    leaves: as often it hangs up first, before a command is read.
+    """
+
+    def __init__(self, path: Path, answers: dict[str, str | None], leaves: int = 0) -> None:
+        self.answers, self.asked, self.leaves = answers, list[str](), leaves
         self.over = threading.Event()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.listener = socket.socket(socket.AF_UNIX)
@@ -31,6 +34,10 @@ class Socket:
         with contextlib.suppress(OSError):
             while True:
                 link, _ = self.listener.accept()
+                if self.leaves:
+                    self.leaves -= 1
+                    link.close()
+                    continue
                 threading.Thread(target=self.answer, args=(link,), daemon=True).start()
 
     def answer(self, link: socket.socket) -> None:

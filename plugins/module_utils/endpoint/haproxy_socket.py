@@ -7,6 +7,7 @@ import csv
 import io
 import ipaddress
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ HEADER = (
 )
 NEW = "1 - 1 - - 0 0 1 1 0 1 0 0 14 0 0 0 - 0 - 0 0 - - 0"
 """The row of a server that no check has looked at; its state is down."""
+
+PAUSES = (0.05, 0.1, 0.2, 0.4)  # seconds, before HAProxy is asked again
 
 
 class HaproxyUnavailable(NodeError):
@@ -79,10 +82,24 @@ class Haproxy:
                     "systemctl status instinct-balancer, and run site.yml again."
                 ) from error
 
+    def answer(self, command: str) -> str:
+        """Return what a command prints; "" if HAProxy always hangs up, as one that a reload replaces may do once."""
+        for pause in PAUSES:
+            try:
+                text = self.ask(command)
+            except HaproxyUnavailable as error:
+                if not isinstance(error.__cause__, (BrokenPipeError, ConnectionResetError)):
+                    raise
+            else:
+                if text.strip():
+                    return text
+            time.sleep(pause)
+        return ""
+
     def version(self) -> str:
         """Return the description in its configuration; "" if it does not answer."""
         try:
-            lines = self.ask("show info").splitlines()
+            lines = self.answer("show info").splitlines()
         except HaproxyUnavailable:
             return ""
         return next((line.partition(": ")[2] for line in lines if line.startswith("description:")), "")
@@ -92,8 +109,8 @@ class Haproxy:
 
         Raise HaproxyUnavailable if it does not.
         """
-        text = self.ask(command)
-        if not text.strip():
+        text = self.answer(command)
+        if not text:
             raise HaproxyUnavailable(
                 f"HAProxy hung up at {self.path} without an answer to {command!r}: it was stopped or reloaded. "
                 "Check systemctl status instinct-balancer, and run again."

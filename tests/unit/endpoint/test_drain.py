@@ -24,6 +24,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain impo
     set_state,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import (
+    PAUSES,
     Haproxy,
     HaproxyUnavailable,
     ServerLoad,
@@ -133,6 +134,20 @@ def test_one_that_hangs_up(tmp_path: Path) -> None:
                 HaproxyUnavailable, match=r"HAProxy hung up at .* without an answer to 'show s"
             ):
                 ask()
+
+
+@pytest.mark.parametrize("leaves", [1, len(PAUSES) - 1])
+def test_one_that_is_being_replaced(tmp_path: Path, leaves: int) -> None:
+    """Right after a reload, the process that ends may take a connection."""
+    text = "description: v7\n"
+    made = Socket(tmp_path / "s", {"show info": text, "show stat": STAT}, leaves)
+    try:
+        haproxy = Haproxy(str(tmp_path / "s"), GENEROUS)
+        assert haproxy.version() == "v7"
+        made.leaves = leaves
+        assert len(haproxy.loads()) == 2
+    finally:
+        made.close()
 
 
 # ---- who depends on it -------------------------------------------------------------------------------
