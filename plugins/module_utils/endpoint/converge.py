@@ -220,7 +220,9 @@ class _Change:
         agent_stays = agent_stays and paths.agent_unit not in services
         actions = [f"write {path}" for path in services]
         actions += [f"write {paths.current}/{name}" for name in files if name in self.contents]
-        if version != self.config["version"] or files or services:
+        unconfirmed = read_text(paths.in_state("applied")) != self.hash + "\n"
+        loads = bool(version != self.config["version"] or files or services or unconfirmed)
+        if loads:
             actions.append(f"{'reload' if version else 'start'} {SERVICE}")
         if not agent_stays:
             actions.append(f"start {AGENT_SERVICE}")
@@ -230,16 +232,13 @@ class _Change:
         address = self.keeper.step(self.contents, files, self.keeper.unit in services)
         if address:
             actions.append(f"{address} {ADDRESS_SERVICE}")
-        applied = read_text(paths.in_state("applied"))
-        if not actions and applied != self.hash + "\n":
-            actions.append(f"write {paths.in_state('applied')}")
         result = {"changed": bool(actions), "actions": actions, "diff": self._diff(files), "warnings": []}
         if not actions:
             return result
         if os.path.exists(paths.haproxy):
             self._validate()
         if not check:
-            self._apply(version, services, agent_stays, router_stays, address)
+            self._apply(version, services if loads else None, agent_stays, router_stays, address)
         return result
 
     def _service_files(self) -> dict[str, str]:
@@ -279,14 +278,36 @@ class _Change:
             )
 
     def _apply(
-        self, version: str, services: Mapping[str, str], agent_stays: bool, router_stays: bool, address: str
+        self,
+        version: str,
+        services: Mapping[str, str] | None,
+        agent_stays: bool,
+        router_stays: bool,
+        address: str,
     ) -> None:
+        """Carry out what is missing. services: unit files to write before HAProxy is loaded; None: it stays."""
         paths = self.paths
         make_private(paths.directory)
         make_private(paths.state)
         if not version:
             self._check_ports()
         expected = self._expected(version)
+        if services is not None:
+            self._load(version, services)
+        if not agent_stays:
+            self._systemctl("restart", AGENT_SERVICE)
+        if not router_stays:
+            self._change_router()
+        if address:
+            self.keeper.do(address)
+        self._carry_drains()
+        self._await_checks(expected)
+        write_atomic(paths.in_state("applied"), self.hash + "\n", 0o600)
+        self._tidy()
+
+    def _load(self, version: str, services: Mapping[str, str]) -> None:
+        """Have HAProxy run with the wanted files, or with those before where it does not. Raise NodeError then."""
+        paths = self.paths
         self._keep_states(version, self._servers())
         before = os.readlink(paths.current) if os.path.islink(paths.current) else ""
         self._swap(self._store())
@@ -304,16 +325,6 @@ class _Change:
                 self._swap(before)
                 self._systemctl("reload", SERVICE)
             raise
-        if not agent_stays:
-            self._systemctl("restart", AGENT_SERVICE)
-        if not router_stays:
-            self._change_router()
-        if address:
-            self.keeper.do(address)
-        self._carry_drains()
-        self._await_checks(expected)
-        write_atomic(paths.in_state("applied"), self.hash + "\n", 0o600)
-        self._tidy()
 
     def _change_router(self) -> None:
         """Restart or stop the routers once they have no requests; HAProxy works without them in the meantime."""
@@ -430,14 +441,15 @@ class _Change:
         write_atomic(path, state_file(text or "", servers), 0o600)
 
     def _store(self) -> str:
-        """Write the files into a new directory and return its name."""
-        name = self.hash[:12]
-        path = os.path.join(self.paths.directory, name)
-        shutil.rmtree(path, ignore_errors=True)  # left by an interrupted run, or changed by hand
-        part = tempfile.mkdtemp(prefix=".new-", dir=self.paths.directory)
-        _write_all(part, self.contents)
-        os.rename(part, path)
-        return name
+        """Return the name of a directory with the files: the present one, or a new one.
+
+        What is there stays, as HAProxy may be reading it: it ends where its directory is missing during a reload.
+        """
+        if self.before == self.contents and os.path.islink(self.paths.current):
+            return os.readlink(self.paths.current)
+        path = tempfile.mkdtemp(prefix=f"{self.hash[:12]}-", dir=self.paths.directory)
+        _write_all(path, self.contents)
+        return os.path.basename(path)
 
     def _swap(self, name: str) -> None:
         link = os.path.join(self.paths.directory, ".current")
