@@ -109,8 +109,8 @@ class Inventory:
     """What an operator writes.
 
     hosts, balancers: with their addresses; modes: the compute modes of hosts; virtual: the load balancers' virtual
-    address; endpoint: other variables of load balancers; rollout: options of fleet_plan that variables of rollouts are;
-    machines: what there is.
+    address; endpoint: other variables of load balancers; rollout: upgrade_serial and upgrade_min_in, as fleet_plan
+    has them; machines: what there is.
     """
 
     hosts: Mapping[str, str]
