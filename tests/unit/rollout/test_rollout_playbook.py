@@ -550,8 +550,11 @@ def test_each_instance_is_drained_measured_and_returned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reported", [True, pytest.param(False, marks=pytest.mark.deep)])
-def test_what_nodes_keep_of_the_run_is_removed_once_it_is_reported(tmp_path: Path, reported: bool) -> None:
+def test_what_nodes_keep_of_the_run_is_removed_once_it_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: bool
+) -> None:
     """All calls have the name that the plan decided on, whatever the operator's one is."""
+    monkeypatch.setenv("ANSIBLE_FORKS", "1")  # both nodes are this machine, with one directory to remove
     kept = tmp_path / "log.kept"
     kept.mkdir()
     named = {"benchmark_run": "mine"}
