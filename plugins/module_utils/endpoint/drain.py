@@ -210,8 +210,8 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
 def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
     """Raise NodeError if HAProxy would have too few servers of a model name in service without these.
 
-    What counts is what HAProxy itself uses now, and nobody else drains meanwhile, as the caller holds the lock. What
-    came in this run and was started just now has the time of a check to get into service.
+    What counts is what HAProxy uses now; nobody else drains meanwhile, as the caller holds the lock. What was
+    started just now gets the time of a check: a run has proved that enough come; others wait for new servers only.
     """
     end = time.monotonic() + CHECK_SECONDS
     while True:
@@ -245,7 +245,7 @@ def _too_few(balancer: Balancer, request: ServerStateRequest) -> tuple[Sequence[
         coming = server.get("coming")
         models = tuple(model for model in server["models"] if model in touched)
         if models and (name in serves or not coming):
-            # What answers for an instance that has yet to come is the one which has its address now.
+            # Whoever has its address now answers for an instance that has yet to come.
             item = listening.get((server["address"], server["port"]), server) if coming else server
             engines.append(
                 ServingEngine(
@@ -258,9 +258,11 @@ def _too_few(balancer: Balancer, request: ServerStateRequest) -> tuple[Sequence[
                 )
             )
     may_come = any(
-        server.get("coming") and now[name].state == "ready" and not touched.isdisjoint(server["models"])
+        (server.get("coming") or request.by != OPERATOR)
+        and now[name].state == "ready"
+        and not touched.isdisjoint(server["models"])
         for name, server in configured.items()
-        if name in now and name not in serves
+        if name in now.keys() - serves
     )
     return refusals(engines, min_in, whole_hosts=request.whole_hosts), may_come
 

@@ -82,16 +82,21 @@ def _set_state(context: SimulatedRun, _host: str, args: Args) -> None:
             continue
         for name in (name for name in entry["servers"] if name not in balancer.servers):
             context.violate(NEEDS, f"load balancer {balancer.name} has no server {name}")
+        if (
+            args["state"] != "ready"
+        ):  # the call waits for what has yet to be checked, if too few would stay without
+            drained = [balancer.servers[name] for name in entry["servers"] if name in balancer.servers]
+            context.model.count_on(balancer.name, {model for server in drained for model in server.models})
     for name, server in _servers(context, args):
         context.model.set_drained(name, server, drained=args["state"] != "ready")
 
 
 def _returned(context: SimulatedRun, _host: str, args: Args) -> None:
-    if args["state"] != "ready":
+    if args["state"] != "ready" or not args.get("wait", 1):
         return
     for balancer, name in _servers(context, args):
         context.model.prove(balancer, [name])
-        if args.get("wait", 1) and not context.model.serves(balancer, name):
+        if not context.model.serves(balancer, name):
             context.violate(
                 NEEDS, f"load balancer {balancer} waits for {name}, whose instance does not answer there"
             )

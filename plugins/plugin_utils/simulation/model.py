@@ -61,8 +61,9 @@ class SimulatedBalancer:
     """A load balancer: its servers by "backend/server", those that are drained, and the key that it sends.
 
     exists: it has a configuration. absent: this run neither asks nor configures it, as it is not in its group.
-    unproven: servers that were configured or returned just now, or whose instances started, and that have not been
-    checked since.
+    unproven: servers that were configured or returned, or whose instances started, and that nothing has waited for
+    since: it may have yet to check them. They are no capacity.
+    awaited: such servers that are capacity, as whatever took others out of service has waited until enough are.
     at: its servers by host and port.
     """
 
@@ -74,27 +75,31 @@ class SimulatedBalancer:
     drained: set[str] = field(default_factory=set)
     by_operator: frozenset[Instance] = frozenset()
     unproven: set[str] = field(default_factory=set)
+    awaited: set[str] = field(default_factory=set)
     at: dict[Port, list[str]] = field(default_factory=dict)
 
-    def configure(self, servers: Mapping[str, BackendServer]) -> None:
-        """Put another configuration in use; a server continues the former one of its place, whatever its name is.
+    def configure(self, servers: Mapping[str, BackendServer]) -> list[str]:
+        """Put another configuration in use, and return the servers that are new in it.
 
-        It is asked for the first of its model names: another than it was asked for has to be checked anew.
+        A server continues the former one of its place, whatever its name is. It is asked for the first of its model
+        names: another than it was asked for has to be checked anew.
         """
         drained = places_of({name: self.servers[name] for name in self.drained})
         former = places_of(self.servers)
-        self.exists = True
-        self.unproven = {
-            name
+        carried = {
+            name: continued(replace(server, models=server.models[:1]), former)
             for name, server in servers.items()
-            if not continued(replace(server, models=server.models[:1]), former)
         }
+        self.exists = True
+        self.unproven = {name for name, before in carried.items() if not before or before in self.unproven}
+        self.awaited = {name for name, before in carried.items() if before in self.awaited}
         self.servers = dict(servers)
         self.drained = {
             name
             for name, server in servers.items()
             if continued(server, drained) or server.of in self.by_operator
         }
+        return [name for name, before in carried.items() if not before]
 
 
 Asked = tuple[str, str]
@@ -162,23 +167,42 @@ class FleetModel:
             if there is None or there.port is None:
                 continue
             for balancer in self.balancers.values():
-                balancer.unproven.update(balancer.at.get((there.host, there.port), ()))
+                started = balancer.at.get((there.host, there.port), ())
+                balancer.unproven.update(started)
+                balancer.awaited.difference_update(started)
         self._engine_changed(item)
 
-    def configure(self, name: str, servers: Mapping[str, BackendServer], key: str) -> None:
-        """Put a load balancer's configuration in use."""
+    def configure(self, name: str, servers: Mapping[str, BackendServer], key: str) -> list[str]:
+        """Put a load balancer's configuration in use, and return the servers that are new in it."""
         balancer = self.balancers.setdefault(name, SimulatedBalancer(name))
         before = self._behind(balancer)
-        balancer.configure(servers)
+        new = balancer.configure(servers)
         balancer.key = key
         self._index(balancer)
         for instance in before | self._behind(balancer):
             self._count(balancer, instance)
+        return new
 
-    def prove(self, name: str, servers: Iterable[str] | None = None) -> None:
-        """Have a load balancer check servers that it was configured with, or that returned; by default all of them."""
-        balancer = self.balancers[name]
-        proven = balancer.unproven.intersection(balancer.unproven if servers is None else servers)
+    def prove(self, name: str, servers: Iterable[str]) -> None:
+        """Wait until a load balancer has checked servers."""
+        balancer, waited = self.balancers[name], set(servers)
+        balancer.awaited -= waited
+        self._checked(balancer, waited)
+
+    def count_on(self, name: str, models: Iterable[str] | None = None) -> None:
+        """Wait until enough servers of models have been checked, without which ones; by default of all models."""
+        balancer, wanted = self.balancers[name], None if models is None else set(models)
+        found = {
+            one
+            for one in balancer.unproven
+            if wanted is None or wanted.intersection(balancer.servers[one].models)
+        }
+        balancer.awaited |= found
+        self._checked(balancer, found)
+
+    def _checked(self, balancer: SimulatedBalancer, servers: set[str]) -> None:
+        """Have servers of a load balancer be capacity, where instances answer for them."""
+        proven = balancer.unproven & servers
         balancer.unproven -= proven
         for server in proven:
             for instance in self._at.get(self._port(balancer, balancer.servers[server]), ()):
@@ -196,6 +220,7 @@ class FleetModel:
         balancer = self.balancers[name]
         if not drained and server in balancer.drained:
             balancer.unproven.add(server)
+            balancer.awaited.discard(server)
         (balancer.drained.add if drained else balancer.drained.discard)(server)
         for instance in self._at.get(self._port(balancer, balancer.servers[server]), ()):
             self._count(balancer, instance)
@@ -270,7 +295,7 @@ class FleetModel:
         return [
             one
             for one, server in (there.servers.items() if there else ())
-            if server.target not in targets and self.serves(name, one)
+            if server.target not in targets and self.may_serve(name, one)
         ]
 
     def asked(self, instance: Instance) -> list[tuple[str, str]]:
@@ -281,7 +306,7 @@ class FleetModel:
             for balancer in self.balancers.values()
             if item and item.port is not None and not balancer.absent
             for name in balancer.at.get((item.host, item.port), ())
-            if self.serves(balancer.name, name)
+            if self.may_serve(balancer.name, name)
             and self.listener(balancer.name, balancer.servers[name]) == item
         ]
 

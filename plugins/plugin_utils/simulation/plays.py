@@ -93,7 +93,9 @@ class Playbook:
             if not self.ended:
                 plays[play]()
         if not self.ended:
-            self._begin("after the run")
+            self.context.step, self.context.changing = "after the run", ()
+            for name in self.context.model.balancers:
+                self.context.model.count_on(name)
             self.checked()
 
     def _in(self, group: str) -> list[str]:
@@ -106,15 +108,9 @@ class Playbook:
     def _step(
         self, text: str, calls: Iterable[tuple[str, str, Args]], changing: Iterable[Instance] = ()
     ) -> None:
-        self._begin(text, changing)
+        self.context.step, self.context.changing = text, tuple(changing)
         perform(self.context, calls, self.checked)
         self.checked()
-
-    def _begin(self, text: str, changing: Iterable[Instance] = ()) -> None:
-        """Begin a step: by now, what started in the one before was checked by the load balancers."""
-        self.context.step, self.context.changing = text, tuple(changing)
-        for name in self.context.model.balancers:
-            self.context.model.prove(name)
 
     # ---- before instances change ---------------------------------------------------------------------
 
@@ -162,7 +158,7 @@ class Playbook:
 
     def _update(self, name: str, which: str, undrain: Sequence[str], when: str) -> None:
         """Configure a load balancer, and return servers to service. All load balancers do so at the same time."""
-        self._begin(f"updating the load balancers {when}")
+        self.context.step, self.context.changing = f"updating the load balancers {when}", ()
         plan = self.balancers[name]
         key = (PRESENT if plan.instance_key.map is not None else FORMER) if plan.instance_key.sent else ""
         servers = names_of(getattr(plan, which))
@@ -170,9 +166,9 @@ class Playbook:
             self.context.violate(
                 IN_USE, f"load balancer {name} forgets {server} while it sends requests to it"
             )
-        self.context.model.configure(name, servers, key)
+        new = self.context.model.configure(name, servers, key)
         self.checked()
-        self.context.model.prove(name)
+        self.context.model.prove(name, [one for one in new if not servers[one].coming])
         self.checked()
         self._return(name, undrain, self.context.step)
 

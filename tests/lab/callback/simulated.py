@@ -53,7 +53,7 @@ def serves(model: Any, balancer: Any, name: str) -> bool | None:
     answers there for as long as the host has it.
     """
     if model.may_serve(balancer.name, name):
-        return None if name in balancer.unproven else True
+        return None if name in balancer.unproven | balancer.awaited else True
     server = balancer.servers[name]
     elsewhere = server.address != model.addresses.get(server.host, server.address)
     there = [item for item in model.on(server.host) if item.listen in ANY and item.port == server.port]

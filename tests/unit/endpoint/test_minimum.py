@@ -113,6 +113,30 @@ def test_what_started_just_now_is_waited_for(node: BalancerNode, monkeypatch: py
     assert node.drained() == N2
 
 
+def test_a_run_waits_for_what_it_has_started_where_others_had_been(
+    node: BalancerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers that are configured as before, of instances that this run started again; an operator need not wait."""
+    monkeypatch.setattr(drain_module, "CHECK_SECONDS", GENEROUS)
+    servers = find_servers(node.balancer, hosts=["n1"])
+
+    def is_down() -> None:
+        for name in servers:
+            node.balancer.haproxy.ask(f"set server {name} health down")
+
+    def refused_or_drained(by: str) -> str:
+        is_down()
+        try:
+            drain(node, by, hosts=["n2"])
+        except NodeError as error:
+            return str(error)
+        return ""
+
+    assert refused_or_drained("operator").startswith("Nothing was drained. llama: 2 of 4 serve")
+    assert refused_or_drained("run") == ""
+    assert node.drained() == N2
+
+
 @pytest.mark.usefixtures("coming")
 def test_what_does_not_come_is_not_waited_for_forever(
     node: BalancerNode, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,22 @@ def test_a_server_is_drained_and_returns() -> None:
     assert run.model.balancers["lb"].unproven == set()
 
 
+def test_who_does_not_wait_does_not_know_whether_it_serves() -> None:
+    run = run_on(running(), lbs=[out(server())])
+    assert call(run, "balancer_server", asks("ready", NAME, wait=0)) == []
+    assert run.model.balancers["lb"].unproven == {NAME}
+    assert run.model.counts.get(("lb", "m"), 0) == 0
+
+
+def test_who_drains_waits_for_what_has_started() -> None:
+    there = balancer(server(), server("n2"))
+    there.unproven = {"b/n2.llama-0:8000"}
+    run = run_on(running(), running("n2"), lbs=[there])
+    assert run.model.counts["lb", "m"] == 1
+    assert call(run, "balancer_server", asks("drain", NAME)) == []
+    assert (run.model.counts["lb", "m"], there.awaited) == (1, {"b/n2.llama-0:8000"})
+
+
 def test_what_the_operator_drained_stays_so() -> None:
     there = out(server(), server(name="llama-1", port=8001))
     there.by_operator = frozenset({LLAMA})

@@ -90,7 +90,8 @@ def test_what_a_load_balancer_has_to_be(change: dict[str, Any], served: bool) ->
         setattr(there, name, value)
     model = fleet(running(), lbs=(there,))
     assert model.serves("lb", "b/n1.llama-0:8000") is served
-    assert bool(model.asked(("n1", "llama-0"))) is (served and not there.absent)
+    # What may be checked at any moment may be asked from then on.
+    assert bool(model.asked(("n1", "llama-0"))) is ((served or bool(there.unproven)) and not there.absent)
 
 
 def test_the_first_name_of_a_server_decides_whether_it_is_in_service() -> None:
@@ -118,7 +119,7 @@ def test_an_engine_works_when_all_of_its_servers_are_there_ready_and_of_its_file
     model.changed.clear()
     model.ready(parts[1].of)
     assert (model.counts["lb", "m"], model.changed) == (0, set())  # its load balancer does not know it yet
-    model.prove("lb")
+    model.count_on("lb")
     assert (model.counts["lb", "m"], model.changed) == (1, {("lb", "m")})
     model.stop(parts[1].of)
     model.start(replace(parts[0], ready=False))
@@ -156,7 +157,7 @@ def test_a_port_is_that_of_whoever_listens_there() -> None:
     assert (model.counts["lb", "m"], model.asked(("n1", "llama-0"))) == (0, [])
     model.set_drained("lb", "b/n1.llama-1:8001", False)
     assert model.counts["lb", "m"] == 0  # until it has been checked
-    model.prove("lb")
+    model.count_on("lb")
     assert model.counts["lb", "m"] == 1
     model.set_drained("lb", "b/n1.llama-1:8001", False)  # it was not drained
     assert model.counts["lb", "m"] == 1
@@ -185,7 +186,7 @@ def test_a_new_configuration_is_checked_before_it_counts() -> None:
     model.prove("lb", ["b/n1.llama-0:8000"])
     assert model.counts["lb", "m"] == 1
     model.changed.clear()
-    model.prove("lb")
+    model.count_on("lb")
     assert (model.counts["lb", "m"], model.changed) == (2, {("lb", "m")})
     model.configure("lb", before, "")
     assert model.counts["lb", "m"] == 1
@@ -193,11 +194,40 @@ def test_a_new_configuration_is_checked_before_it_counts() -> None:
     assert model.counts["lb", "m"] == 0
 
 
+def test_what_has_not_been_checked_stays_so_over_another_configuration() -> None:
+    """HAProxy's new process begins with the states of the former one: a server that was down is down."""
+    model = fleet(running(ready=False), running("n2"), lbs=(balancer(server(), server("n2")),))
+    model.ready(("n1", "llama-0"))
+    there = model.balancers["lb"]
+    assert there.unproven == {"b/n1.llama-0:8000"}
+    renamed = {"c/n1.llama-0:8000": server(), "c/n2.llama-0:8000": server("n2")}
+    assert model.configure("lb", renamed, "") == []
+    assert (there.unproven, model.counts["lb", "m"]) == ({"c/n1.llama-0:8000"}, 1)
+    model.count_on("lb", ["m"])
+    assert (there.unproven, there.awaited, model.counts["lb", "m"]) == (set(), {"c/n1.llama-0:8000"}, 2)
+    model.configure("lb", {"b/n1.llama-0:8000": server(), "b/n2.llama-0:8000": server("n2")}, "")
+    assert (there.unproven, there.awaited, model.counts["lb", "m"]) == (set(), {"b/n1.llama-0:8000"}, 2)
+    model.prove("lb", ["b/n1.llama-0:8000"])
+    assert (there.unproven, there.awaited) == (set(), set())
+
+
+def test_only_what_answers_to_a_model_is_waited_for_where_that_is_drained() -> None:
+    there = balancer(server(), server("n2", models=("x",)))
+    there.unproven = set(there.servers)
+    model = fleet(running(), running("n2", models=("x",)), lbs=(there,))
+    model.count_on("lb", ["x"])
+    assert (there.unproven, there.awaited) == ({"b/n1.llama-0:8000"}, {"b/n2.llama-0:8000"})
+    assert (model.counts.get(("lb", "m"), 0), model.counts["lb", "x"]) == (0, 1)
+    model.set_drained("lb", "b/n2.llama-0:8000", True)
+    model.set_drained("lb", "b/n2.llama-0:8000", False)
+    assert there.awaited == set()  # it has to be checked again
+
+
 def test_a_load_balancer_that_is_installed_in_the_run() -> None:
     model = fleet(running(key=PRESENT))
     model.configure("new", {"b/n1.llama-0:8000": server()}, PRESENT)
     assert (model.balancers["new"].exists, model.counts.get(("new", "m"), 0)) == (True, 0)
-    model.prove("new")
+    model.count_on("new")
     assert model.counts["new", "m"] == 1
     model.configure("new", {"b/n1.llama-0:8000": server()}, FORMER)
     assert model.counts["new", "m"] == 0

@@ -52,7 +52,7 @@ from tests.unit.simulation.test_named_edits import (
     edited,
     llama,
 )
-from tests.worlds.edited_fleet import Planned, planned, settled
+from tests.worlds.edited_fleet import Planned, address, planned, settled
 
 PLAYBOOKS = ROOT / "playbooks"
 # What a play is to the simulator, by the group of its hosts. Plans, leases, reports and hosts that were left out change
@@ -372,11 +372,33 @@ def test_a_load_balancer_that_forgets_what_it_sends_requests_to() -> None:
 def test_a_load_balancer_has_checked_its_servers_when_its_update_ends() -> None:
     done = deployed(balancers={**BASE.balancers, **ELSEWHERE})
     found = states(
-        done, lambda model: [item.name for item in model.balancers.values() if item.exists and item.unproven]
+        done,
+        lambda model: [
+            item.name
+            for item in model.balancers.values()
+            if item.exists and any(not item.servers[name].coming for name in item.unproven)
+        ],
     )
     seen = [unproven for step, unproven in found if step.startswith("updating the load balancers before")]
     assert ["lb"] in seen  # between its configuration and its checks
     assert seen[-1] == []
+
+
+def test_what_started_counts_once_something_waits_for_it() -> None:
+    """A host comes for one that leaves: who drains the latter waits for the former, and for no more than it needs."""
+    alone = edited(BASE, balancers=ELSEWHERE)
+    done = planned(edited(alone, hosts={"n1": address("n1"), "n3": address("n3")}), settled(alone))
+
+    def look(model: FleetModel) -> tuple[int, int]:
+        there = model.balancers["lb"]
+        return len(there.unproven), len(there.awaited)
+
+    found = dict(states(done, look))
+    assert found["updating the load balancers before instances change"] == (2, 0)
+    assert found["starting what no batch changes"] == (2, 0)
+    assert found["draining servers that load balancers forget"] == (0, 2)
+    assert found["after the run"] == (0, 2)
+    assert done.simulate().violations == ()
 
 
 def test_what_a_step_gives_is_looked_at_in_that_step() -> None:
