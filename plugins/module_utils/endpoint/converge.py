@@ -205,6 +205,10 @@ class _Change:
         self.before = {name: read_text(os.path.join(paths.current, name)) for name in self._names()}
         self.former = json.loads(self.before.get("balancer.json") or "{}")
         self.record = DrainRecord(paths.in_state("out.json"))
+        self.applied = read_text(paths.in_state("applied"))
+        self.unconfirmed = self.applied != self.hash + "\n"
+        # A run died: any service may have files of before, and systemd unit files.
+        self.interrupted = bool(self.former) and self.applied is None
 
     def _names(self) -> list[str]:
         there = os.listdir(self.paths.current) if os.path.isdir(self.paths.current) else []
@@ -216,20 +220,20 @@ class _Change:
         version = self.haproxy.version()
         services = {path: text for path, text in self._service_files().items() if read_text(path) != text}
         files = [name for name, old in self.before.items() if old != self.contents.get(name)]
-        agent_stays = running(paths.in_state("agent.pid"), "agent.py") and "agent.py" not in files
+        touched = list(self.before) if self.interrupted else files
+        agent_stays = running(paths.in_state("agent.pid"), "agent.py") and "agent.py" not in touched
         agent_stays = agent_stays and paths.agent_unit not in services
         actions = [f"write {path}" for path in services]
         actions += [f"write {paths.current}/{name}" for name in files if name in self.contents]
-        unconfirmed = read_text(paths.in_state("applied")) != self.hash + "\n"
-        loads = bool(version != self.config["version"] or files or services or unconfirmed)
+        loads = bool(version != self.config["version"] or files or services or self.unconfirmed)
         if loads:
             actions.append(f"{'reload' if version else 'start'} {SERVICE}")
         if not agent_stays:
             actions.append(f"start {AGENT_SERVICE}")
-        router_stays = self._router_stays(files, services)
+        router_stays = self._router_stays(touched, services)
         if not router_stays:
             actions.append(f"{'start' if self.routers else 'remove'} {ROUTER_SERVICE}")
-        address = self.keeper.step(self.contents, files, self.keeper.unit in services)
+        address = self.keeper.step(self.contents, touched, self.keeper.unit in services)
         if address:
             actions.append(f"{address} {ADDRESS_SERVICE}")
         result = {"changed": bool(actions), "actions": actions, "diff": self._diff(files), "warnings": []}
@@ -291,6 +295,8 @@ class _Change:
         make_private(paths.state)
         if not version:
             self._check_ports()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(paths.in_state("applied"))
         expected = self._expected(version)
         if services is not None:
             self._load(version, services)
@@ -313,7 +319,7 @@ class _Change:
         self._swap(self._store())
         for path, text in services.items():
             write_atomic(path, text, 0o644)
-        if services:
+        if services or self.interrupted:
             self._systemctl("daemon-reload")
             self._systemctl("enable", *map(os.path.basename, self._service_files()))
         try:
@@ -323,6 +329,8 @@ class _Change:
             if before and version:
                 self._keep_states(version, same_servers(self.former))
                 self._swap(before)
+                if self.applied:
+                    write_atomic(paths.in_state("applied"), self.applied, 0o600)
                 self._systemctl("reload", SERVICE)
             raise
 

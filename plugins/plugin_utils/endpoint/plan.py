@@ -426,6 +426,8 @@ def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping
     )
     if other:
         return f"other content of {', '.join(other)}"
+    if not observed.applied:
+        return "its files are current, but the run that wrote them has not ended"
     if observed.applied != spec_hash(wanted):
         return "its files are current, but the running HAProxy has not loaded them"
     return "" if observed.running else "it does not run"

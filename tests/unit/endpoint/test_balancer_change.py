@@ -211,7 +211,11 @@ def test_a_change_is_a_reload_and_secrets_are_not_shown(node: Node) -> None:
         ),
         ("haproxy runs with another one", [f"reload {SERVICE}"], [f"reload {SERVICE}"]),
         ("haproxy ended", [f"start {SERVICE}"], [f"start {SERVICE}"]),
-        ("not noted", [f"reload {SERVICE}"], [f"reload {SERVICE}"]),
+        (
+            "a run died",
+            [f"reload {SERVICE}", f"start {AGENT_SERVICE}"],
+            [*UNITS, f"reload {SERVICE}", f"restart {AGENT_SERVICE}"],
+        ),
     ],
 )
 def test_what_is_amiss(node: Node, case: str, actions: list[str], calls: list[str]) -> None:
@@ -238,7 +242,7 @@ def test_what_is_amiss(node: Node, case: str, actions: list[str], calls: list[st
             node.admin.close()
             node.admin = None
             os.unlink(node.tmp / "var/admin.sock")
-        case "not noted":
+        case "a run died":
             (node.tmp / "var/applied").unlink()
     names = {
         "{unit}": node.unit(SERVICE),
@@ -417,6 +421,49 @@ def test_a_router_that_is_busy_for_too_long_is_not_waited_for(
     monkeypatch.setattr(balancer_node, "ROUTER_SECONDS", 0.3)
     monkeypatch.setattr(balancer_node, "busy", lambda port: True)
     assert node.apply(node.texts("v2"))[1][-2:] == [f"disable --now {ROUTER_SERVICE}", "daemon-reload"]
+
+
+ROUTED = {"routers": {"llama": 8410}}
+
+
+@pytest.mark.parametrize(
+    "at",
+    ["daemon-reload", f"enable {SERVICE}", f"reload {SERVICE}", f"restart {AGENT_SERVICE}", f"restart {ROUTER_SERVICE}",
+     "the end"],
+)  # fmt: skip
+def test_after_a_run_that_died_every_service_has_the_files_of_the_next(
+    node: Node, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Whatever it had done by then: the programs, the configuration and the unit files of all services are newer."""
+    node.apply(node.texts(**ROUTED))
+    for name in (SERVICE, AGENT_SERVICE, ROUTER_SERVICE):
+        Path(node.unit(name)).write_text("older")
+    newer = {**node.texts("v2", **ROUTED), "agent.py": "newer", "router.py": "newer"}
+
+    class Died(BaseException):
+        """Nobody hears of it."""
+
+    def dies(command: Sequence[str]) -> tuple[int, str]:
+        if command[0] == "systemctl" and " ".join(command[1:]).startswith(at):
+            raise Died
+        return run(command)
+
+    def dies_at_the_end(_change: object) -> None:
+        raise Died
+
+    run = node.run
+    with monkeypatch.context() as patch:
+        if at == "the end":
+            patch.setattr(balancer_node._Change, "_carry_drains", dies_at_the_end)
+        with pytest.raises(Died):
+            converge(newer, False, node.places, dies)
+    actions, calls = node.apply(newer)
+    assert actions[-3:] == [f"reload {SERVICE}", f"start {AGENT_SERVICE}", f"start {ROUTER_SERVICE}"]
+    assert calls == [
+        "daemon-reload", f"enable {SERVICE} {AGENT_SERVICE} {ROUTER_SERVICE}", f"reload {SERVICE}",
+        f"restart {AGENT_SERVICE}", f"restart {ROUTER_SERVICE}",
+    ]  # fmt: skip
+    assert node.apply(newer) == ([], [])
 
 
 # ---- what is kept ------------------------------------------------------------------------------------
