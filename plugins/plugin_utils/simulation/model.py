@@ -190,7 +190,7 @@ class FleetModel:
         self._checked(balancer, waited)
 
     def count_on(self, name: str, models: Iterable[str] | None = None) -> None:
-        """Wait until enough servers of models have been checked, without which ones; by default of all models."""
+        """Wait until enough servers of models have been checked, whichever these are; by default of all models."""
         balancer, wanted = self.balancers[name], None if models is None else set(models)
         found = {
             one
