@@ -56,8 +56,8 @@ def holds_of(
     """Return, for each deployment that starts instances, the holds that follow when it is turned back, without reasons.
 
     Held with it are deployments with which it exchanges GPUs or ports, as they cannot go on without it, and those that
-    stop serving a model name which it serves, as nobody would serve it. Nothing is held because of a definition that is
-    not new, nor where what ran before is unknown, as it cannot be kept; and nothing that had left the fleet before, and
+    stop serving a model name which it takes over, as nobody would serve it; and what these were to make possible in
+    turn. Nothing is held because of a definition that is not new, nor where what ran before is unknown, as it cannot be kept; and nothing that had left the fleet before, and
     is removed now from a host that was away.
     """
     members = [item for batch in batches for group in batch.groups for item in group.members]
@@ -68,8 +68,7 @@ def holds_of(
         revision = revisions.get(name)
         if revision is None or not _is_new(revision, hosts, earlier.get(name, 0)) or _unrecorded(name, hosts):
             continue
-        names = {one for one in exchanges[name] if one in earlier}
-        names |= {one for other in _leaving(names, members) for one in exchanges[other] if one in earlier}
+        names = _bound(name, members, exchanges) & earlier.keys()
         names = {one for one in names if not _left_before(revisions[one], name, hosts, earlier)}
         names |= {one for one in (name, *_together(revision, hosts)) if one in earlier}
         found[name] = {
@@ -146,7 +145,29 @@ def _exchanges(batches: Iterable[Batch]) -> dict[str, set[str]]:
     return found
 
 
-def _leaving(names: Collection[str], members: Sequence[RolloutInstance]) -> set[str]:
-    """Return the deployments with instances that go, and that serve a model name which these deployments serve."""
-    models = {model for item in members if item.deployment in names and item.new for model in item.models}
-    return {item.deployment for item in members if item.new is None and models.intersection(item.old_models)}
+def _bound(name: str, members: Sequence[RolloutInstance], exchanges: Mapping[str, set[str]]) -> set[str]:
+    """Return the deployments that cannot go on without this one, directly or through others; itself included."""
+    names: set[str] = set()
+    more = exchanges[name]
+    while not more <= names:
+        names |= more
+        more = {one for other in _giving_up(names, members) for one in exchanges[other]}
+    return names
+
+
+def _giving_up(names: Collection[str], members: Sequence[RolloutInstance]) -> set[str]:
+    """Return the deployments that give up model names on which these deployments have to serve.
+
+    One that goes may give up any name that these serve: with it goes its share. One that stays is concerned only by
+    names that these do not serve yet.
+    """
+    theirs = [item for item in members if item.deployment in names and item.new]
+    serve = {model for item in theirs for model in item.models}
+    gain = {model for item in theirs for model in {*item.models}.difference(item.old_models)}
+    return {
+        item.deployment
+        for item in members
+        if (gain if item.new else serve).intersection(
+            {*item.old_models}.difference(item.models if item.new else ())
+        )
+    }

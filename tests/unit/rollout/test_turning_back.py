@@ -152,6 +152,16 @@ def changes(*names: str, number: int = 4) -> dict[str, RevisionChange]:
         ([(NEW_A,), (member("b", "other", None),)], {"a": {"a"}}),
         ([(NEW_A,), (OLD_B, C)], {"a": {"a", "b", "c"}, "c": {"b", "c"}}),
         ([(A,), (member("c", None, "m"),), (OLD_B,)], {"a": {"a"}, "c": {"b", "c"}}),
+        # Names go from hand to hand: whoever gives one up stays as long as its taker does. Nobody waits for a giver.
+        ([(member("a", "m", "n"),), (member("b", "o", "m"),)], {"a": {"a"}, "b": {"a", "b"}}),
+        ([(member("a", "m", "n"),), (member("b", "o", "m"),), (member("c", "p", "o"),)],
+         {"a": {"a"}, "b": {"a", "b"}, "c": {"a", "b", "c"}}),
+        ([(member("a", "m", "n"),), (member("b", "n", "m"),)], {"a": {"a", "b"}, "b": {"a", "b"}}),
+        ([(member("a", "m", "n"),), (NEW_M := member("b", None, "m"),)], {"a": {"a"}, "b": {"a", "b"}}),
+        ([(member("a", "m", "n"), C), (NEW_M,)], {"a": {"a", "c"}, "b": {"a", "b", "c"}}),
+        # It serves the name now and after its way back.
+        ([(member("a", "m", "n"),), (member("b", "m", "m"),)], {"a": {"a"}, "b": {"b"}}),
+        ([(member("c", None, "p"),), (member("a", "m", None),), (member("b", "m", "m"),)], {"c": {"c"}, "b": {"a", "b"}}),
         # What only goes is turned back with nobody.
         ([(OLD_B,)], {}),
     ],
