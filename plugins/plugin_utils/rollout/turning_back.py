@@ -57,8 +57,8 @@ def holds_of(
 
     Held with it are deployments with which it exchanges GPUs or ports, as they cannot go on without it, and those that
     stop serving a model name which it takes over, as nobody would serve it; and what these were to make possible in
-    turn. Nothing is held because of a definition that is not new, nor where what ran before is unknown, as it cannot be kept; and nothing that had left the fleet before, and
-    is removed now from a host that was away.
+    turn. Nothing is held because of a definition that is not new, nor where what ran before is unknown, as it cannot be
+    kept; and nothing that had left the fleet before, and is removed now from a host that was away.
     """
     members = [item for batch in batches for group in batch.groups for item in group.members]
     exchanges = _exchanges(batches)

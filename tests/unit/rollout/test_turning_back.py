@@ -161,7 +161,7 @@ def changes(*names: str, number: int = 4) -> dict[str, RevisionChange]:
         ([(member("a", "m", "n"), C), (NEW_M,)], {"a": {"a", "c"}, "b": {"a", "b", "c"}}),
         # It serves the name now and after its way back.
         ([(member("a", "m", "n"),), (member("b", "m", "m"),)], {"a": {"a"}, "b": {"b"}}),
-        ([(member("c", None, "p"),), (member("a", "m", None),), (member("b", "m", "m"),)], {"c": {"c"}, "b": {"a", "b"}}),
+        ([(C,), (member("a", "m", None),), (member("b", "m", "m"),)], {"c": {"c"}, "b": {"a", "b"}}),
         # What only goes is turned back with nobody.
         ([(OLD_B,)], {}),
     ],
