@@ -59,7 +59,7 @@ class BalancerPlan:
         servers: the servers of each instance in that time.
         answered: servers of other instances to which an instance answers as it runs, as these are to get its port.
         drain: servers to drain before they stop, and their hosts.
-        left: servers that an earlier run left drained, and that stay.
+        abandoned: servers that an earlier run left drained. left: those of them that stay.
         gone: servers that go and whose instance this run does not stop, to drain after instances have changed.
         undrain: servers to return to service afterwards, as they are called then; those of `left` are among them.
     """
@@ -78,6 +78,7 @@ class BalancerPlan:
     undrain: tuple[str, ...]
     warnings: tuple[str, ...]
     left: tuple[str, ...] = ()
+    abandoned: frozenset[str] = frozenset()
     gone: tuple[str, ...] = ()
     answered: Mapping[Instance, Sequence[str]] = field(default_factory=dict)
 
@@ -119,7 +120,7 @@ class BalancerPlan:
 
     def was_left(self, gpu_host: HostBackends, instance: BackendInstance) -> bool:
         """Return whether an earlier run left an instance of a host drained."""
-        return any(item.during in self.left for item in self._answered_by(gpu_host, instance))
+        return any(item.during in self.abandoned for item in self._answered_by(gpu_host, instance))
 
     def _answered_by(self, gpu_host: HostBackends, instance: BackendInstance) -> Iterator[ServerNames]:
         """Yield the servers of an instance that it answers as it was recorded: not those that are to come."""

@@ -208,7 +208,9 @@ def _plan(
     names = server_names(observed, during, backends)
     answered = answered_servers(during, gpu_hosts)
     drain = _drains(observed, gpu_hosts, names, answered)
-    left = _left(observed, during, names)
+    abandoned = _abandoned(observed, during)
+    stay = {item.during for some in names.values() for item in some if item.after}
+    left = tuple(name for name in abandoned if name in stay)
     gone = gone_servers(names_of(during), servers, gpu_hosts, endpoint.fleet, observed)
     problems += interface_of(host)[1]
     packages = tuple(name for name, _unused in _missing(host))
@@ -246,6 +248,7 @@ def _plan(
             *address_warnings(host, endpoint.hosts),
         ),
         left=left,
+        abandoned=frozenset(abandoned),
         answered=answered,
         gone=gone,
     )
@@ -270,12 +273,8 @@ def _known_backends(config: Mapping[str, Any]) -> dict[str, str]:
     return {server.name: name.partition("/")[0] for name, server in seen_servers(config).items()}
 
 
-def _left(
-    observed: ObservedBalancer | None,
-    during: Iterable[Backend],
-    names: Mapping[Instance, Sequence[ServerNames]],
-) -> tuple[str, ...]:
-    """Return the servers that a run which is over left drained, and that stay, as they are called during the change."""
+def _abandoned(observed: ObservedBalancer | None, during: Iterable[Backend]) -> tuple[str, ...]:
+    """Return the servers that a run which is over left drained, as they are called during the change."""
     if observed is None:
         return ()
     seen = seen_servers(observed.config)
@@ -286,12 +285,7 @@ def _left(
             if name in seen and item.get("by") != OPERATOR and item.get("run") not in observed.going
         }
     )
-    stay = {item.during for some in names.values() for item in some if item.after}
-    return tuple(
-        sorted(
-            name for name, server in names_of(during).items() if name in stay and continued(server, drained)
-        )
-    )
+    return tuple(sorted(name for name, server in names_of(during).items() if continued(server, drained)))
 
 
 def wanted_files(

@@ -58,8 +58,8 @@ def services(members: Sequence[RolloutInstance]) -> tuple[ModelService, ...]:
     before: dict[Name, dict[str, str]] = {}
     after: dict[Name, set[str]] = {}
     for item in members:
-        if item.exists or item.starts:
-            models = item.models if item.starts else item.old_models
+        # What starts before the first batch counts under the names that it gives up, too: it is out of service there.
+        for models in ([item.models] if item.starts else []) + ([item.old_models] if item.exists else []):
             for name in names_of(item.deployment, models):
                 before.setdefault(name, {})[item.present_engine] = item.deployment
         for name in (
@@ -154,7 +154,13 @@ def capacities(members: Sequence[RolloutInstance], keep: Count | None) -> dict[s
     for service in services(members):
         there = len(service.engines)
         groups = [engines[name] for name in service.engines - service.out]
-        whole = [group for group in groups if all(item.in_service or item.starts for item in group)]
+        whole = [
+            group
+            for group in groups
+            if all(
+                item.wanted_engine in service.afterwards if item.starts else item.in_service for item in group
+            )
+        ]
         starting = sum(any(item.starts for item in group) for group in whole)
         kept = math.ceil(resolve_count(DEFAULT_MIN_AVAILABLE if keep is None else keep, there))
         if keep is None and there == 1:

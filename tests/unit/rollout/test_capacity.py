@@ -62,7 +62,8 @@ ALL = ("a", [("", "m")], {"n1/a-0", "n1/a-1", "n1/a-2"}, {"n1/a-0", "n1/a-1", "n
         # What comes serves afterwards; and before the first batch if it starts before that.
         ([A, coming("b-0")], [("a", [("", "m")], {"n1/a-0"}, {"n1/a-0", "n1/b-0"})]),
         ([A, coming("b-0", starts=True)], [("a and b", [("", "m")], {"n1/a-0", "n1/b-0"}, {"n1/a-0", "n1/b-0"})]),
-        ([member("a-0", "m", "x", starts=True)], [("a", [("", "x")], {"n1/a-0"}, {"n1/a-0"})]),
+        ([member("a-0", "m", "x", starts=True)],
+         [("a", [("", "x")], {"n1/a-0"}, {"n1/a-0"}), ("a (m)", [("", "m")], {"n1/a-0"}, set())]),
         ([A, member("b-0", drained=True)], [("a and b", [("", "m")], {"n1/a-0", "n1/b-0"}, {"n1/a-0"})]),
         # Servers of one engine count once.
         ([member("a-0", engine="e", old_engine="f"), member("a-1", engine="e", old_engine="f")],
@@ -132,6 +133,13 @@ OUT = member("a-9", in_service=False)
 )  # fmt: skip
 def test_how_much_has_to_stay(members: list[RolloutInstance], keep: Any, expected: Capacity) -> None:
     assert capacities(members, keep) == {"a": expected}
+
+
+def test_what_starts_under_another_name_is_out_of_service_under_the_one_before() -> None:
+    """An earlier run left it drained: as many have to stay as before, and it does not help."""
+    left = member("a-0", "m", "x", starts=True, in_service=False)
+    found = capacities([left, *SOME[1:3]], None)
+    assert found == {"a": Capacity(1, 1, 0, 1), "a (m)": Capacity(3, 2, 2)}
 
 
 def test_what_changes_take_and_give() -> None:
