@@ -125,12 +125,12 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
-    Balancer,
     ServerStateRequest,
     find_servers,
     set_state,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import STATES
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
 
 
 def argument_spec():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import Balancer
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
 
 from tests import ROOT
 from tests.playbook_variables import load

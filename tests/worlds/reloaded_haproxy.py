@@ -24,7 +24,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge i
     converge,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
-    Balancer,
     ServerStateRequest,
     set_state,
 )
@@ -32,6 +31,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
     Haproxy,
     HaproxyUnavailable,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import health
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import Backend, group_servers
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data

@@ -26,9 +26,10 @@ from ..common.paths import BALANCER_DIR, BALANCER_STATE, ROUTER_DIR
 from ..common.processes import Program, run_program
 from ..common.run_lock import run_lock
 from ..serving.health import port_holder
-from .drain import CHECK_SECONDS, DrainRecord, same_servers
+from .drain import CHECK_SECONDS
 from .haproxy_socket import CarriedServer, Haproxy, state_file
 from .hung_streams import ADMIN_SOCKET, MASTER_SOCKET
+from .installed import DrainRecord, same_servers
 from .keepalived import KEEPALIVED, KeepalivedService
 from .keepalived import SERVICE as ADDRESS_SERVICE
 
@@ -299,6 +300,7 @@ class _Change:
             os.unlink(paths.in_state("applied"))
         expected = self._expected(version)
         if services is not None:
+            self._await_checks(self._unchecked(version))
             self._load(version, services)
         if not agent_stays:
             self._systemctl("restart", AGENT_SERVICE)
@@ -423,8 +425,17 @@ class _Change:
             )
         }
 
+    def _unchecked(self, version: str) -> set[str]:
+        """Return the present servers that may have started just now, and whose state others go on with."""
+        now, wanted = self.haproxy.servers() if version else {}, configured_servers(self.config)
+        return {
+            former
+            for name, former in self._continued().items()
+            if former in now and now[former].state == "ready" and not wanted[name].get("coming")
+        }
+
     def _await_checks(self, expected: Collection[str]) -> None:
-        """Wait until these servers are in service, so that the run's next step counts on them; some may not come."""
+        """Wait until these servers are up, so that the run's next step counts on them; some may not come."""
         end = time.monotonic() + CHECK_SECONDS
         while expected and time.monotonic() < end:
             now = self.haproxy.servers()

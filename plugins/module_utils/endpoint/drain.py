@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drain servers of the load balancer or return them to service, and wait until that is done.
-
-out.json records which servers are drained, by whom and since when; HAProxy's own state file preserves the states over
-restarts.
-"""
+"""Drain servers of the load balancer or return them to service, and wait until that is done."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -17,46 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.balancer_config import configured_servers, followers
 from ..common.endpoint import BALANCER, NOT_IN_SERVICE, OPERATOR
 from ..common.errors import Problem
-from ..common.files import make_private, read_text, write_atomic
+from ..common.files import make_private, write_atomic
 from ..common.minimum import ServingEngine, parse_count, refusals
 from ..common.module_main import NodeError
-from ..common.paths import BALANCER_DIR, BALANCER_STATE
 from ..common.run_lock import run_lock
-from .haproxy_socket import CarriedServer, Haproxy, ServerLoad, state_file
+from .haproxy_socket import CarriedServer, state_file
+from .installed import Balancer, same_servers
 
 POLL_SECONDS = 0.2
 CHECK_SECONDS = 15.0  # until a server whose instance runs has been checked: the agent asks it for a token
 ANSWER_BYTES = 8 << 20  # vLLM's metrics have some hundred kilobytes
 _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})? ([0-9.e+]+)$", re.MULTILINE)
-
-
-class DrainRecord:
-    """The record of drained servers: {"backend/server": {state, by, since}}; of a run's own also run and command."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def read(self) -> dict[str, dict[str, str]]:
-        """Return the whole record; it is empty if there is no file."""
-        text = read_text(self.path)
-        return dict(json.loads(text)) if text else {}
-
-    def write(self, found: dict[str, dict[str, str]]) -> None:
-        """Replace the record."""
-        if found != self.read():
-            write_atomic(self.path, json.dumps(found, indent=1, sort_keys=True) + "\n", 0o600)
-
-    def has(self, run: str) -> bool:
-        """Return whether a run has drained servers."""
-        return any(item.get("run") == run for item in self.read().values())
-
-    def carry(self, servers: Mapping[str, str]) -> None:
-        """Write the record of a new configuration; `servers` has the former server whose entry each of them gets."""
-        found = self.read()
-        self.write({name: found[before] for name, before in servers.items() if before in found})
 
 
 @dataclass(frozen=True)
@@ -79,60 +47,6 @@ class ServerStateRequest:
     whole_hosts: bool = False
     command: str = ""
     advice: str = ""
-
-
-@dataclass(frozen=True)
-class Balancer:
-    """The load balancer on this host."""
-
-    directory: str = BALANCER_DIR
-    state: str = BALANCER_STATE
-
-    @property
-    def haproxy(self) -> Haproxy:
-        """Return the client of its HAProxy."""
-        return Haproxy(f"{self.state}/admin.sock")
-
-    @property
-    def drain_record(self) -> DrainRecord:
-        """Return its record of drained servers."""
-        return DrainRecord(f"{self.state}/out.json")
-
-    def config(self, optional: bool = False) -> dict[str, Any]:
-        """Return its configuration as data. Raise NodeError if there is no load balancer; optional: {} then."""
-        text = read_text(f"{self.directory}/current/balancer.json")
-        if text is None and optional:
-            return {}
-        if text is None:
-            what = "There is no load balancer on this host. Run site.yml first."
-            raise NodeError(what, **{"class": BALANCER})
-        return dict(json.loads(text))
-
-    def servers(self) -> dict[str, dict[str, Any]]:
-        """Return the configured servers by "backend/server". Raise NodeError if there is no load balancer."""
-        return configured_servers(self.config())
-
-    def loads(self) -> dict[str, ServerLoad]:
-        """Return the requests at the configured servers, those that came by subsets of their backend included."""
-        config, found = self.config(), self.haproxy.loads()
-        following = followers(config)
-        return {
-            name: replace(
-                found[name],
-                running=sum(found[one].running for one in (name, *following.get(name, ()))),
-                waiting=sum(found[one].waiting for one in (name, *following.get(name, ()))),
-            )
-            for name in configured_servers(config)
-            if name in found
-        }
-
-
-def same_servers(config: Mapping[str, Any]) -> dict[str, CarriedServer]:
-    """Return the servers of a configuration, for a new process that has the same one."""
-    return {
-        name: CarriedServer(str(item["address"]), int(item["port"]), name)
-        for name, item in configured_servers(config).items()
-    }
 
 
 def find_servers(balancer: Balancer, **wanted: Any) -> tuple[str, ...]:
@@ -181,7 +95,7 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
                 name for name, item in balancer.drain_record.read().items() if item.get("by") == OPERATOR
             }
             request = replace(request, names=tuple(name for name in request.names if name not in theirs))
-        if request.state != "ready" and not request.at_once and not predicts:
+        if request.state != "ready" and not predicts:
             _keep_enough(balancer, request)
         actions, diff = _set(balancer, request, addresses, check)
     result: dict[str, Any] = {"changed": bool(actions), "actions": actions, "diff": diff, "warnings": []}
@@ -210,18 +124,23 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
 def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
     """Raise NodeError if HAProxy would have too few servers of a model name in service without these.
 
-    What counts is what HAProxy uses now; nobody else drains meanwhile, as the caller holds the lock. What was
-    started just now gets the time of a check: a run has proved that enough come; others wait for new servers only.
+    What counts is what HAProxy uses now; nobody else drains meanwhile, as the caller holds the lock. What was started
+    just now gets the time of a check: a run has proved that enough come; others wait for new servers only. A run that
+    takes all at once, or has proved its batches, waits as well, and is not refused.
     """
+    if request.at_once and request.by == OPERATOR:
+        return
     end = time.monotonic() + CHECK_SECONDS
     while True:
         problems, may_come = _too_few(balancer, request)
         if not problems:
             return
         if not may_come or time.monotonic() >= end:
-            what, fix = " ".join(item.what for item in problems), request.advice or problems[0].fix
-            raise NodeError(f"Nothing was drained. {what} {fix}")
+            break
         time.sleep(POLL_SECONDS)
+    if not request.at_once:
+        what, fix = " ".join(item.what for item in problems), request.advice or problems[0].fix
+        raise NodeError(f"Nothing was drained. {what} {fix}")
 
 
 def _too_few(balancer: Balancer, request: ServerStateRequest) -> tuple[Sequence[Problem], bool]:

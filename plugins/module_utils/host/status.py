@@ -28,7 +28,7 @@ from ..common.module_main import NodeError
 from ..common.redact import Redactor
 from ..docker.client import SOCKET, DockerClient, Json, Query
 from ..docker.logs import container_log
-from ..endpoint.drain import Balancer
+from ..endpoint.installed import Balancer
 from ..observe.engine import read_images
 from ..observe.generations import read_generations
 from ..observe.held_bytes import held_bytes

@@ -83,8 +83,7 @@ def _set_state(context: SimulatedRun, _host: str, args: Args) -> None:
         for name in (name for name in entry["servers"] if name not in balancer.servers):
             context.violate(NEEDS, f"load balancer {balancer.name} has no server {name}")
         if args["state"] != "ready":
-            # A guarded drain waits for what has yet to be checked, where too few would be left without. Those of
-            # upgrades' batches, which are not guarded, do not wait: by then a check or two have passed in most cases.
+            # It waits for what has yet to be checked, where too few would be left without.
             drained = [balancer.servers[name] for name in entry["servers"] if name in balancer.servers]
             context.model.count_on(balancer.name, {model for server in drained for model in server.models})
     for name, server in _servers(context, args):

@@ -78,18 +78,13 @@ class SimulatedBalancer:
     awaited: set[str] = field(default_factory=set)
     at: dict[Port, list[str]] = field(default_factory=dict)
 
-    def configure(self, servers: Mapping[str, BackendServer]) -> list[str]:
-        """Put another configuration in use, and return the servers that are new in it.
+    def configure(self, servers: Mapping[str, BackendServer]) -> None:
+        """Put another configuration in use; a server continues the former one of its place, whatever its name is.
 
-        A server continues the former one of its place, whatever its name is. It is asked for the first of its model
-        names: another than it was asked for has to be checked anew.
+        It is asked for the first of its model names: another than it was asked for has to be checked anew.
         """
         drained = places_of({name: self.servers[name] for name in self.drained})
-        former = places_of(self.servers)
-        carried = {
-            name: continued(replace(server, models=server.models[:1]), former)
-            for name, server in servers.items()
-        }
+        carried = self.carried(servers)
         self.exists = True
         self.unproven = {name for name, before in carried.items() if not before or before in self.unproven}
         self.awaited = {name for name, before in carried.items() if before in self.awaited}
@@ -99,7 +94,14 @@ class SimulatedBalancer:
             for name, server in servers.items()
             if continued(server, drained) or server.of in self.by_operator
         }
-        return [name for name, before in carried.items() if not before]
+
+    def carried(self, servers: Mapping[str, BackendServer]) -> dict[str, str]:
+        """Return the present server whose state each one of another configuration goes on with; "" for none."""
+        former = places_of(self.servers)
+        return {
+            name: continued(replace(server, models=server.models[:1]), former)
+            for name, server in servers.items()
+        }
 
 
 Asked = tuple[str, str]
@@ -172,16 +174,15 @@ class FleetModel:
                 balancer.awaited.difference_update(started)
         self._engine_changed(item)
 
-    def configure(self, name: str, servers: Mapping[str, BackendServer], key: str) -> list[str]:
-        """Put a load balancer's configuration in use, and return the servers that are new in it."""
+    def configure(self, name: str, servers: Mapping[str, BackendServer], key: str) -> None:
+        """Put a load balancer's configuration in use."""
         balancer = self.balancers.setdefault(name, SimulatedBalancer(name))
         before = self._behind(balancer)
-        new = balancer.configure(servers)
+        balancer.configure(servers)
         balancer.key = key
         self._index(balancer)
         for instance in before | self._behind(balancer):
             self._count(balancer, instance)
-        return new
 
     def prove(self, name: str, servers: Iterable[str]) -> None:
         """Wait until a load balancer has checked servers."""

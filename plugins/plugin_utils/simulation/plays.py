@@ -166,9 +166,13 @@ class Playbook:
             self.context.violate(
                 IN_USE, f"load balancer {name} forgets {server} while it sends requests to it"
             )
-        new = self.context.model.configure(name, servers, key)
+        runs = [one for one, server in servers.items() if not server.coming]
+        if there := self.context.model.balancers.get(name):
+            carried = there.carried(servers)
+            self.context.model.prove(name, filter(None, map(carried.get, runs)))
+        self.context.model.configure(name, servers, key)
         self.checked()
-        self.context.model.prove(name, [one for one in new if not servers[one].coming])
+        self.context.model.prove(name, runs)
         self.checked()
         self._return(name, undrain, self.context.step)
 

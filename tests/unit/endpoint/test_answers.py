@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
-    Balancer,
     ServerStateRequest,
     set_state,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import HaproxyUnavailable
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.answers import answers_of
 
 ONE, TWO = {"item": {"balancer": "lb1", "servers": ["a"]}}, {"item": "lb2"}

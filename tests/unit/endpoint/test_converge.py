@@ -24,7 +24,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import con
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import drain, keepalived
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import BalancerPaths, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
-    Balancer,
     ServerStateRequest,
     find_servers,
     set_state,
@@ -34,6 +33,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
     Haproxy,
     state_file,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import health
 
 from tests.helpers.eventually import GENEROUS, eventually, patient_socket
@@ -261,6 +261,17 @@ def test_the_first_configuration_is_in_service_when_it_is_done(
     """What follows in the run counts on it: another load balancer is drained, or an operator asks the model."""
     monkeypatch.setattr(balancer_node, "CHECK_SECONDS", GENEROUS)
     host.apply(host.texts())
+    assert all(server.up for server in host.balancer.haproxy.servers().values())
+
+
+def test_what_has_started_just_now_is_in_service_over_a_reload(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new process goes on with the states of the former one: what that had not checked would be down for longer."""
+    monkeypatch.setattr(balancer_node, "CHECK_SECONDS", GENEROUS)
+    host.apply(host.texts())
+    host.balancer.haproxy.ask(f"set server {host.name(0)} health down")
+    host.apply(host.texts("v2"))
     assert all(server.up for server in host.balancer.haproxy.servers().values())
 
 

@@ -16,8 +16,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import con
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import drain
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import BalancerPaths, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
-    Balancer,
-    DrainRecord,
     ServerStateRequest,
     engine_requests,
     find_servers,
@@ -31,6 +29,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
     ServerState,
     rows,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer, DrainRecord
 from ansible_collections.instinct.fleet.plugins.module_utils.host.status import StatusPaths, read_node
 
 from tests.helpers.eventually import GENEROUS

@@ -15,11 +15,11 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import run_l
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import drain as drain_module
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
-    Balancer,
     ServerStateRequest,
     find_servers,
     set_state,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
 from ansible_collections.instinct.fleet.plugins.modules import balancer_server
 
 from tests.helpers.eventually import GENEROUS, eventually
@@ -135,6 +135,22 @@ def test_a_run_waits_for_what_it_has_started_where_others_had_been(
     assert refused_or_drained("operator").startswith("Nothing was drained. llama: 2 of 4 serve")
     assert refused_or_drained("run") == ""
     assert node.drained() == N2
+
+
+def test_batches_that_were_proved_wait_too_and_are_not_refused(
+    node: BalancerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their plan counts on what the run has started before."""
+    monkeypatch.setattr(drain_module, "CHECK_SECONDS", GENEROUS)
+    servers, theirs = find_servers(node.balancer, hosts=["n1"]), find_servers(node.balancer, hosts=["n2"])
+    for name in servers:
+        node.balancer.haproxy.ask(f"set server {name} health down")
+    set_state(node.balancer, ServerStateRequest(theirs, "drain", "run", 0), False)
+    now = node.balancer.haproxy.servers()
+    assert (node.drained(), any(now[name].up for name in servers)) == (N2, True)
+    monkeypatch.setattr(drain_module, "CHECK_SECONDS", 0.5)
+    set_state(node.balancer, ServerStateRequest(servers, "drain", "run", 0), False)
+    assert node.drained() == [*N1, *N2]
 
 
 @pytest.mark.usefixtures("coming")

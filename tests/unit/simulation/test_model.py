@@ -201,7 +201,7 @@ def test_what_has_not_been_checked_stays_so_over_another_configuration() -> None
     there = model.balancers["lb"]
     assert there.unproven == {"b/n1.llama-0:8000"}
     renamed = {"c/n1.llama-0:8000": server(), "c/n2.llama-0:8000": server("n2")}
-    assert model.configure("lb", renamed, "") == []
+    model.configure("lb", renamed, "")
     assert (there.unproven, model.counts["lb", "m"]) == ({"c/n1.llama-0:8000"}, 1)
     model.count_on("lb", ["m"])
     assert (there.unproven, there.awaited, model.counts["lb", "m"]) == (set(), {"c/n1.llama-0:8000"}, 2)

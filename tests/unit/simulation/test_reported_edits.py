@@ -10,7 +10,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
 
 from tests.worlds import mishaps
-from tests.worlds.edited_fleet import Inventory, Site, carried_out, edited, planned, settled
+from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, edited, planned, settled
 from tests.worlds.plan_world import deployment
 
 MODEL = "lab/tiny-llama"
@@ -289,6 +289,55 @@ def test_a_load_balancer_keeps_enough_of_what_it_reaches(names: list[str], count
         again = planned(wanted, there)
         assert again.simulate().violations == (), moment.step
         assert planned(wanted, carried_out(again, wanted, there)).plan.changes == 0
+
+
+HANDED_ON: dict[str, tuple[list[Any], list[Any]]] = {
+    "to another": (["one", "two"], ["three", "one"]),
+    "exchanged": (["one", "two"], ["two", "one"]),
+    "in a ring": (["one", "two", "three"], ["two", "three", "one"]),
+    "from hand to hand": (["one", "two", "three"], ["new", "one", "two"]),
+    "one of several": ([["one", "x"], "two"], ["one", ["two", "x"]]),
+}
+
+
+@pytest.mark.parametrize(
+    "names", ["to another", *(pytest.param(one, marks=pytest.mark.deep) for one in [*HANDED_ON][1:])]
+)
+def test_a_name_that_another_deployment_takes_over_is_served_whatever_happens(names: str) -> None:
+    """The run dies anywhere, and the next one goes on. The release of either fails its verdict, with the run before or
+    without: whoever gave the name up keeps it with a taker that is turned back.
+    """
+
+    def named(served: list[Any]) -> Inventory:
+        return edited(
+            BASE,
+            balancers=ELSEWHERE,
+            deployments=tuple(
+                llama(name=f"d{at}", served_model_name=one, gpus=[2 * at, 2 * at + 1], port=8000 + 100 * at)
+                for at, one in enumerate(served)
+            ),
+        )
+
+    before, after = HANDED_ON[names]
+    wanted, site = named(after), settled(named(before))
+    done = planned(wanted, site)
+    asked = done.simulate().required.keys()
+    turned: list[tuple[Planned, Site]] = [(done, site)]
+    for moment in {str(sorted(one.drained["lb"])) + one.step: one for one in mishaps.moments(done)}.values():
+        there = mishaps.died_at(moment, done, wanted, site)
+        again = planned(wanted, there)
+        assert again.simulate().violations == (), moment.step
+        turned.append((again, there))
+    for run, there in turned:
+        for batch in run.rollout.batches if run.rollout else ():
+            back = mishaps.turned_back(run, wanted, there, (batch, "watch")) if batch["holds"] else None
+            if back is None:
+                continue
+            then = planned(wanted, back)
+            ends: list[dict[tuple[str, str], int]] = []
+            found = then.simulate(lambda _step, model, ends=ends: ends.append(dict(model.counts)))
+            assert found.violations == (), batch["text"]
+            assert all(ends[-1].get(one) for one in asked), batch["text"]
 
 
 @pytest.mark.parametrize("host", ["n1", "n2"])
