@@ -10,7 +10,7 @@ from ...module_utils.common.generations import DEPLOY, ROLLBACK, UPGRADE
 from ..generations.revisions import RevisionChange
 from ..generations.sources import INVENTORY
 from .batches import Batch
-from .capacity import Capacity, services
+from .capacity import Capacity, names_of, services
 from .groups import ChangeGroup, change_groups
 from .members import RolloutInstance
 from .schedule import lost_together
@@ -29,21 +29,34 @@ def serving_changes(
     """Return the members with only those changing that change in batches, as somebody is served by their group.
 
     partitioned: hosts whose GPUs change in the same run, which drains and starts their instances by itself. at_once:
-    nothing changes in batches.
+    nothing changes in batches. What goes before the first batch counts as out of service, except under names for which
+    what comes in its place serves from then on.
     """
-    groups = [
-        group for group in change_groups(members) if not at_once and set(partitioned).isdisjoint(group.hosts)
-    ]
-    batched = {item.id for group in _in_batches(groups) for item in group.members}
+    groups = change_groups(members)
+    possible = [group for group in groups if not at_once and set(partitioned).isdisjoint(group.hosts)]
+    batched = {item.id for group in _in_batches(possible) for item in group.members}
+    beside = {item.id: group.members for group in groups for item in group.members}
+
+    def starts(item: RolloutInstance) -> bool:
+        return item.new is not None and not (item.drained or (item.host in partitioned and item.in_service))
+
     found = []
     for item in members:
         if item.id in batched or not item.changes:
             found.append(item)
-        elif item.new is None:  # one of those before the run, which is gone before the first batch
-            found.append(replace(item, changes=False, in_service=False))
+        elif item.new is not None:
+            found.append(replace(item, changes=False, starts=starts(item)))
         else:
-            stays = item.host in partitioned and item.in_service
-            found.append(replace(item, changes=False, starts=not (stays or item.drained)))
+            replaced = {
+                name
+                for one in beside[item.id]
+                if starts(one)
+                for name in names_of(one.deployment, one.models)
+            }
+            left = [name for name in names_of(item.deployment, item.old_models) if name not in replaced]
+            if left:
+                models = tuple(model for _unused, model in left if model)
+                found.append(replace(item, changes=False, in_service=False, old_models=models))
     return tuple(found)
 
 

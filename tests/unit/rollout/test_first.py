@@ -73,6 +73,30 @@ def test_what_waits_for_what_serves_is_in_a_batch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("goes", "left"),
+    [
+        (("m",), None),  # as many serve the name as before
+        (("m", "n"), ("n",)),
+        (("n",), ("n",)),
+        ((), ()),  # nobody reached it through a load balancer, or the other one otherwise
+    ],
+)
+def test_what_goes_first_does_not_count_beside_what_comes_in_its_place(
+    goes: tuple[str, ...], left: tuple[str, ...] | None
+) -> None:
+    gone = replace(GOES, name="b-0", deployment="b", old_models=goes, in_service=False)
+    comes, *others = serving_changes([COMES, gone], ())
+    assert comes == replace(COMES, **FIRST)
+    assert others == [] if left is None else others == [replace(gone, changes=False, old_models=left)]
+
+
+def test_what_goes_first_counts_where_the_operator_keeps_what_comes_out_of_service() -> None:
+    gone = replace(GOES, name="b-0", deployment="b", in_service=False)
+    _comes, other = serving_changes([replace(COMES, drained=True), gone], ())
+    assert other == replace(gone, changes=False)
+
+
+@pytest.mark.parametrize(
     ("operation", "kind", "found"),
     [
         (DEPLOY, INVENTORY, UPGRADE),
