@@ -58,7 +58,7 @@ class BalancerPlan:
         during, files_before: backends and files while instances change, with the present servers beside the new ones.
         servers: the servers of each instance in that time.
         answered: servers of other instances to which an instance answers as it runs, as these are to get its port.
-        drain: servers to drain before they stop, and their hosts.
+        drain: servers to drain before an instance stops, by that instance.
         abandoned: servers that an earlier run left drained. left: those of them that stay.
         gone: servers that go and whose instance this run does not stop, to drain after instances have changed.
         undrain: servers to return to service afterwards, as they are called then; those of `left` are among them.
@@ -74,7 +74,7 @@ class BalancerPlan:
     actions: tuple[Action, ...]
     packages: tuple[str, ...]
     servers: Mapping[Instance, Sequence[ServerNames]]
-    drain: Mapping[str, str]
+    drain: Mapping[Instance, Sequence[str]]
     undrain: tuple[str, ...]
     warnings: tuple[str, ...]
     left: tuple[str, ...] = ()
@@ -96,6 +96,11 @@ class BalancerPlan:
     def instances(self, servers: Iterable[str]) -> frozenset[Instance]:
         """Return the instances of some servers of its present configuration."""
         return frozenset(self.present[name].of for name in servers if name in self.present)
+
+    @property
+    def to_drain(self) -> tuple[str, ...]:
+        """Return the servers to drain before instances stop."""
+        return tuple(dict.fromkeys(name for some in self.drain.values() for name in some))
 
     def leaving(self, host: str, instances: Collection[str]) -> list[str]:
         """Return the servers as which these instances of a host get requests, as they are called during the change."""
@@ -137,18 +142,18 @@ class BalancerPlan:
 
         without: names of instances whose servers are left out.
         """
-        names = dict.fromkeys(
-            instance_of(name).rpartition(".")[2] for name, host in self.drain.items() if host == gpu_host
-        )
-        touched = [name for name in names if name not in without]
-        return {"drain": self.leaving(gpu_host, touched), "undrain": self.entering(gpu_host, touched)}
+        touched = [name for host, name in self.drain if host == gpu_host and name not in without]
+        drain = self.leaving(gpu_host, touched)
+        stay = {item.during for some in self.servers.values() for item in some if item.after}
+        taken = [name for name in drain if name in stay]  # what gets the port of one that goes, too
+        return {"drain": drain, "undrain": list(dict.fromkeys([*self.entering(gpu_host, touched), *taken]))}
 
     def returned_first(self, changing: Collection[str]) -> list[str]:
         """Return what an earlier run left drained and this one does not stop, so that it serves while others change.
 
         changing: instances ("n1.llama-0") that this run changes in batches, each of which returns with its batch.
         """
-        return [name for name in self.left if name not in self.drain and instance_of(name) not in changing]
+        return [name for name in self.left if name not in self.to_drain and instance_of(name) not in changing]
 
     def configured_first(self, changing: Collection[str]) -> bool:
         """Return whether it is configured before instances change, and not only afterwards.
@@ -183,7 +188,7 @@ class BalancerPlan:
             "keys_file": self.material.keys_file or None,
             "certificate_file": self.material.certificate_file or None,
             "instance_key_file": self.instance_key.file if self.instance_key.sent else None,
-            "drain": list(self.drain),
+            "drain": list(self.to_drain),
             "undrain": list(self.undrain),
             "gone": list(self.gone),
             "warnings": list(self.warnings),

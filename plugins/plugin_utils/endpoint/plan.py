@@ -207,7 +207,8 @@ def _plan(
     before = {**_files(host.settings, during, assets, config), **shared}
     names = server_names(observed, during, backends)
     answered = answered_servers(during, gpu_hosts)
-    drain = _drains(observed, gpu_hosts, names, answered)
+    drained_for = _drains(observed, gpu_hosts, names, answered)
+    drain = tuple(dict.fromkeys(name for some in drained_for.values() for name in some))
     abandoned = _abandoned(observed, during)
     stay = {item.during for some in names.values() for item in some if item.after}
     left = tuple(name for name in abandoned if name in stay)
@@ -239,7 +240,7 @@ def _plan(
         ),
         packages=packages,
         servers=names,
-        drain=drain,
+        drain=drained_for,
         undrain=tuple(dict.fromkeys(back[name] for name in (*drain, *left) if back[name])),
         warnings=(
             *_warnings(host),
@@ -319,22 +320,22 @@ def _drains(
     gpu_hosts: Sequence[HostBackends],
     names: Mapping[Instance, Sequence[ServerNames]],
     answered: Mapping[Instance, Sequence[str]],
-) -> dict[str, str]:
-    """Return the servers to drain before they stop, each with its host: their own, and others to which they answer.
+) -> dict[Instance, tuple[str, ...]]:
+    """Return the servers to drain before an instance stops, by that one: its own, and others to which it answers.
 
     Also those of instances that run and that the load balancer gets to know in this run only: it may send them requests
     from the moment when it is configured.
     """
     if observed is None:
         return {}
-    stopping = {(gpu_host.host, name) for gpu_host in gpu_hosts for name in gpu_host.stopping}
-    own = (
-        (item.during, instance[0]) for instance in names if instance in stopping for item in names[instance]
-    )
-    others = (
-        (name, instance[0]) for instance in answered if instance in stopping for name in answered[instance]
-    )
-    return dict((*own, *others))
+    found = {}
+    for gpu_host in gpu_hosts:
+        for instance in ((gpu_host.host, name) for name in gpu_host.stopping):
+            own = (item.during for item in names.get(instance, ()))
+            servers = tuple(dict.fromkeys((*own, *answered.get(instance, ()))))
+            if servers:
+                found[instance] = servers
+    return found
 
 
 def _actions(

@@ -271,7 +271,7 @@ def test_out_and_in(
 ) -> None:
     host = settled(ONE, TWO, drained=out, **changes)
     plan = planned(host, offer("n1", *ONE.instances, stopping=stopping), TWO)[0]
-    assert (dict(plan.drain), list(plan.undrain)) == (dict.fromkeys(drain, "n1"), undrain)
+    assert (list(plan.to_drain), list(plan.undrain)) == (drain, undrain)
     assert plan.drain_steps("n1") == {"drain": drain, "undrain": [name for name in undrain if name in drain]}
     assert plan.drain_steps("n2") == {"drain": [], "undrain": []}
     if expected is not None:
@@ -280,11 +280,31 @@ def test_out_and_in(
 
 def test_what_goes_leaves_and_does_not_come_back() -> None:
     plan = planned(settled(ONE, TWO), offer("n1", stopping=("llama-0",)), TWO)[0]
-    assert (dict(plan.drain), plan.undrain) == ({N1: "n1"}, ())
+    assert (dict(plan.drain), plan.undrain) == ({("n1", "llama-0"): (N1,)}, ())
     before, after = (json.loads(found["balancer.json"]) for found in (plan.files_before, plan.files))
     assert [[item["host"] for item in data["backends"][0]["servers"]] for data in (before, after)] == [
         ["n1", "n2"], ["n2"],
     ]  # fmt: skip
+
+
+def test_what_stops_at_the_port_of_another_one_leaves_that_one_in_service() -> None:
+    """The release that was to give its port away was turned back, and the load balancer has both configurations."""
+    gives, takes = instance("llama-0", 8000), instance("chat-0", 9000)
+    both = offer("n1", gives, takes, instance("chat-0", 8000))
+    stops = offer("n1", takes, stopping=("llama-0",), present=(gives, takes))
+    plan = planned(settled(both, TWO), stops, TWO)[0]
+    drain = [N1, "chat/n1.chat-0:8000"]
+    assert dict(plan.drain) == {("n1", "llama-0"): tuple(drain)}
+    assert plan.drain_steps("n1") == {"drain": drain, "undrain": []}
+
+
+def test_what_gets_the_port_of_one_that_stops_enters_service_there() -> None:
+    """An earlier run, which died, has drained both in the load balancer."""
+    gives, takes = instance("llama-0", 8000), instance("chat-0", 8000)
+    both = settled(offer("n1", gives, takes), TWO)
+    plan = planned(both, offer("n1", takes, stopping=("llama-0",), present=(gives,)), TWO)[0]
+    drain = [N1, "chat/n1.chat-0:8000"]
+    assert plan.drain_steps("n1") == {"drain": drain, "undrain": drain[1:]}
 
 
 def test_one_that_was_not_looked_at_has_nothing_to_lose() -> None:

@@ -153,7 +153,7 @@ def test_an_instance_leaves_before_it_is_replaced_and_comes_back() -> None:
     (balancer,) = changed.balancers
     assert [item.kind for item in balancer.actions] == ["drain", "drain"]
     both = ["llama/n1.llama-0:8000", "llama/n2.llama-0:8000"]
-    assert (list(balancer.drain), list(balancer.undrain)) == (both, both)
+    assert (list(balancer.to_drain), list(balancer.undrain)) == (both, both)
     assert balancer.drain_steps("n2") == {"drain": both[1:], "undrain": both[1:]}
 
 
@@ -167,7 +167,7 @@ def test_what_goes_stays_until_it_has_gone() -> None:
         "n1.llama-0:8000", "n1.llama-0:9000", "n1.llama-1:8001",
         "n2.llama-0:8000", "n2.llama-0:9000", "n2.llama-1:8001",
     ]  # fmt: skip
-    assert len(balancer.drain) == 6  # those of the new ports too: who answers there is drained
+    assert len(balancer.to_drain) == 6  # those of the new ports too: who answers there is drained
     assert balancer.undrain == ("llama/n1.llama-0:9000", "llama/n2.llama-0:9000")
 
 
