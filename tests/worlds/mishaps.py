@@ -81,10 +81,31 @@ def died_at(
             for item in running.get(name, ())
         ]  # fmt: skip
     for entry in done.todo:
-        _note_trials(after.states.get(entry["name"], {}), entry["plan"], times[1])
+        state = after.states.get(entry["name"], {})
+        for part in (entry["plan"], *_recorded(done, entry, moment.step)):
+            _note_trials(state, part, times[1])
     for balancer in done.plan.balancers:
         after.seen[balancer.host.name] = _balancer_then(balancer, moment, site)
     return after
+
+
+def _recorded(done: Planned, entry: dict[str, Any], step: str) -> list[dict[str, Any]]:
+    """What a run has recorded on a host of its canaries when a phase of a batch was over."""
+    found = []
+    steps = (entry["plan"].get("rollout") or {}).get("steps", {})
+    for batch in done.rollout.batches if done.rollout else ():
+        for phase in (*batch["phases"], *batch["passed"]):
+            made = steps.get(str(batch["number"]), {}).get(phase)
+            if made and made["action"] == "serving_generation":
+                found.append(made["args"])
+            if phase_text(batch, phase) == step:
+                return found
+    return []
+
+
+def phase_text(batch: dict[str, Any], phase: str) -> str:
+    """The step of the simulation that a phase of a batch is."""
+    return f"{batch['text']}, phase {phase}"
 
 
 def _note_trials(state: dict[str, Any], part: dict[str, Any], since: str) -> None:
@@ -111,7 +132,7 @@ def turned_back(
     playbook = Playbook(context, done.todo, done.plan.balancers, lambda: None)
     playbook.run(done.operation, until=(batch["number"], phase))
     playbook.run_phases(batch, batch["way_back"])
-    after = died_at(Moment.of(batch["text"], context.model), done, inventory, site, times)
+    after = died_at(Moment.of(phase_text(batch, phase), context.model), done, inventory, site, times)
     for entry in done.todo:
         steps = (entry["plan"].get("rollout") or {}).get("holds", {}).get(batch["deployment"], {})
         for binding in steps["hold"]["args"]["bindings"] if steps else ():

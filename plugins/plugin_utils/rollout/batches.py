@@ -91,13 +91,21 @@ def plan_rollout(
     queues, removals = [], []
     for name, groups in by_deployment.items():
         trial = trials.get(name, CanaryProgress())
-        coming = _ordered([group for group in groups if group.rank < REMOVAL], members, trial)
+        coming = _ordered([group for group in groups if group.rank < REMOVAL], members, trial, capacity)
         canary = bool(coming) and policy.canary and not trial.judged
-        queues.append(Queue(name, coming, policy.serial, canary))
+        queues.append(Queue(name, coming, policy.serial, canary, canary and bool(trial.canary)))
         # In the end, as what comes of another deployment may serve the same model name.
         going = tuple(group for group in groups if group.rank == REMOVAL)
         removals += [ScheduledGroups(name, going)] if going else []
-    queues.sort(key=lambda queue: _gives_up(queue.rest))
+    begun = {name for name, trial in trials.items() if trial.canary}
+    queues.sort(
+        key=lambda queue: (
+            not (
+                queue.canary and queue.deployment in begun
+            ),  # its canary serves already, and is judged first
+            _gives_up(queue.rest, capacity),
+        )
+    )
     turns, problems, warnings = schedule(queues, removals, Room(capacity))
     batches = tuple(_batch(number, turns, members) for number in range(1, len(turns) + 1))
     return Rollout(batches, capacity, services_by_deployment(members), warnings), problems
@@ -124,19 +132,25 @@ def _batch(number: int, turns: Sequence[ScheduledGroups], members: Sequence[Roll
     return Batch(number, turn.deployment, turn.groups, _canary_instance(group), reference)
 
 
-def _gives_up(groups: Iterable[ChangeGroup]) -> bool:
-    """Return whether a model name has fewer engines afterwards: then the others that serve it change before."""
+def _gives_up(groups: Iterable[ChangeGroup], capacity: Mapping[str, Capacity]) -> bool:
+    """Return whether a model name that stays has fewer engines afterwards: then others that serve it change before."""
     return any(
-        count > group.engines_gained.get(name, 0)
+        capacity[name].stays and count > group.engines_gained.get(name, 0)
         for group in groups
         for name, count in group.engines_lost.items()
     )
 
 
 def _ordered(
-    groups: Sequence[ChangeGroup], members: Sequence[RolloutInstance], trial: CanaryProgress
+    groups: Sequence[ChangeGroup],
+    members: Sequence[RolloutInstance],
+    trial: CanaryProgress,
+    capacity: Mapping[str, Capacity],
 ) -> list[ChangeGroup]:
-    """Return the canary, then one group of each host in turn, each after those it waits for; additions come last."""
+    """Return the canary, then one group of each host in turn, each after those it waits for.
+
+    Additions come after replacements, and after both what leaves fewer engines for good.
+    """
     if not groups:
         return []
 
@@ -144,19 +158,23 @@ def _ordered(
         """Return whether an earlier run left it drained: it takes nothing out of service, and returns."""
         return any(item.left for item in group.members)
 
-    def suits(group: ChangeGroup) -> tuple[bool, bool, bool, int, bool, bool]:
+    fewer = {group.key: _gives_up([group], capacity) for group in groups}
+
+    def suits(group: ChangeGroup) -> tuple[bool, bool, bool, bool, int, bool, bool]:
         """Rank groups as canaries, the best last: interrupted ones, replacements, in service, with a reference."""
         mine = not trial.judged and any(item.id == trial.canary for item in group.members)
         serves = any(item.in_service and item.exists for item in group.members)
-        return not group.after, mine, left(group), -group.rank, serves, _reference(group, members) is not None
+        beside = _reference(group, members) is not None
+        return not group.after, mine, left(group), not fewer[group.key], -group.rank, serves, beside
 
     canary = max(groups, key=suits)  # of equal ones, the first
     turns: dict[tuple[str, ...], int] = {}
-    order: list[tuple[bool, bool, int, int, int, ChangeGroup]] = []
+    order: list[tuple[bool, bool, bool, int, int, int, ChangeGroup]] = []
     for group in groups:
         turn = turns[group.hosts] = turns.get(group.hosts, -1) + 1
-        order.append((group is not canary, not left(group), group.rank, turn, len(order), group))
-    return _after_each_other([item[5] for item in sorted(order, key=lambda item: item[:5])])
+        first = group is not canary, not left(group), fewer[group.key]
+        order.append((*first, group.rank, turn, len(order), group))
+    return _after_each_other([item[6] for item in sorted(order, key=lambda item: item[:6])])
 
 
 def _after_each_other(groups: Sequence[ChangeGroup]) -> list[ChangeGroup]:

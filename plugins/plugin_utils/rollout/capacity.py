@@ -94,16 +94,19 @@ class _View:
 
 def _views(members: Sequence[RolloutInstance]) -> dict[str, _View]:
     """Return what load balancers lack, of those that lack something."""
-    limited = [(item, item.balancers) for item in members if item.balancers is not None and not item.starts]
-    names = frozenset[str]().union(*(some for _unused, some in limited), *(item.kept_out for item in members))
+    before = [(item, item.balancers_after if item.starts else item.balancers) for item in members]
+    after = [(item, item.balancers_after) for item in members]
+    reached = [some for _unused, some in (*before, *after) if some is not None]
+    names = frozenset[str]().union(*reached, *(item.kept_out for item in members))
     found = {}
     for name in sorted(names, key=natural):
-        beyond = [item for item, some in limited if name not in some]
+        beyond = [item for item, some in before if some is not None and name not in some]
+        beyond_after = [item for item, some in after if some is not None and name not in some]
         out = [item for item in members if name in item.kept_out]
-        if beyond or out:
+        if beyond or beyond_after or out:
             found[name] = _View(
                 frozenset(item.present_engine for item in beyond),
-                frozenset(item.wanted_engine for item in beyond if not item.changes),
+                frozenset(item.wanted_engine for item in beyond_after),
                 frozenset(item.present_engine for item in out),
                 frozenset(item.wanted_engine for item in out),
             )
@@ -116,8 +119,8 @@ def _parts(whole: ModelService, views: Mapping[str, _View]) -> Iterable[ModelSer
     for balancer, view in views.items():
         engines = whole.engines - view.beyond
         out = engines & view.out
-        if engines and (out or engines != whole.engines):
-            afterwards = whole.afterwards - view.beyond_after - view.out_after
+        afterwards = whole.afterwards - view.beyond_after - view.out_after
+        if engines and (out or engines != whole.engines or afterwards != whole.afterwards):
             sets.setdefault((engines, afterwards, out), []).append(balancer)
     for (engines, afterwards, out), names in sets.items():
         yield ModelService(

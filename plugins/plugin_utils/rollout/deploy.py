@@ -61,8 +61,13 @@ def serving_changes(
 
 
 def _in_batches(groups: Sequence[ChangeGroup]) -> list[ChangeGroup]:
-    """Return the groups that serve somebody, and those that have to wait for one of them."""
-    found = {group.key: group for group in groups if group.engines_lost}
+    """Return the groups that serve somebody, or did until an earlier run drained them, and those that wait for one.
+
+    What was left drained changes after the canary's verdict, like the others, and may be the canary.
+    """
+    found = {
+        group.key: group for group in groups if group.engines_lost or any(item.left for item in group.members)
+    }
     waiting = [group for group in groups if group.key not in found]
     while more := [group for group in waiting if not group.after.isdisjoint(found)]:
         found.update({group.key: group for group in more})

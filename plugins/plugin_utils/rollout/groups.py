@@ -47,6 +47,11 @@ class ChangeGroup:
         return tuple(dict.fromkeys(item.host for item in self.members))
 
     @property
+    def exists(self) -> bool:
+        """Return whether any of its instances currently exists on its host."""
+        return any(item.exists for item in self.members)
+
+    @property
     def rank(self) -> int:
         """Return the order of the group: replacements first, then additions, then removals."""
         if any(item.exists and item.new is not None for item in self.members):

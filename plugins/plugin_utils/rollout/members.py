@@ -32,7 +32,7 @@ class RolloutInstance:
         left: an earlier run left it drained; it returns when it has changed.
         headless: it works for another server, and receives no requests.
         starts: it starts before the first batch, and serves from then on.
-        balancers: the load balancers that reach it where it listens now; None: all of them.
+        balancers, balancers_after: the load balancers that reach it where it listens now, and in the end; None: all.
         kept_out: those in which the operator has drained it, where it is in service in others.
     """
 
@@ -53,6 +53,7 @@ class RolloutInstance:
     resources_known: bool = True
     starts: bool = False
     balancers: frozenset[str] | None = None
+    balancers_after: frozenset[str] | None = None
     kept_out: frozenset[str] = frozenset()
 
     @property

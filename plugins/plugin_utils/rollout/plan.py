@@ -164,7 +164,8 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     hosts = {host.host.name: _HostRollout(host, revisions, plan.balancers, earlier) for host in plan.hosts}
     continued = wanted.operation in (DEPLOY, UPGRADE)
     trials = _trials(hosts.values(), revisions) if continued else {}
-    here = [member for host in hosts.values() for member in host.members(wanted, trials)]
+    unjudged = _unjudged(hosts, trials)
+    here = [member for host in hosts.values() for member in host.members(wanted, unjudged)]
     members = sorted_members(as_drained([*here, *outside_members(plan, _spanning(hosts.values()))]))
     if wanted.operation in MEASUREMENTS:
         members = with_head(members)
@@ -282,7 +283,7 @@ def refused_stops(
     policy, problems = parse_policy(values)
     revisions = {revision.deployment: revision for revision in plan.revisions}
     hosts = [_HostRollout(host, revisions, plan.balancers) for host in plan.hosts]
-    members = [member for host in hosts for member in host.members(RolloutRequest(RESTART), {})]
+    members = [member for host in hosts for member in host.members(RolloutRequest(RESTART), ())]
     members += outside_members(plan, _spanning(hosts))
     also = [balancer.host.name for balancer in plan.balancers]
     stops = replace(stops, min_in=policy.min_available, limit_also=also)
@@ -375,11 +376,8 @@ class _HostRollout:
         self.histories = _histories(state)
         self.wanted: dict[str, Serving] = {item.name: item for item in plan.instances}
 
-    def members(
-        self, wanted: RolloutRequest, trials: Mapping[str, CanaryProgress]
-    ) -> Iterable[RolloutInstance]:
-        """Every instance that is there or will be."""
-        unjudged = {trial.canary for trial in trials.values() if not trial.judged}
+    def members(self, wanted: RolloutRequest, unjudged: Collection[str]) -> Iterable[RolloutInstance]:
+        """Every instance that is there or will be. unjudged: the engines of canaries that have yet to be judged."""
         alike = wanted.operation in (RESTART, STOP, *MEASUREMENTS)
         for name in dict.fromkeys((*self.running, *self.wanted)):
             found, item = self.running.get(name), self.wanted.get(name)
@@ -405,9 +403,10 @@ class _HostRollout:
                 headless=any(one.member.headless for one in (item or known,) if one),
                 resources_known=not there or place is not None,
                 balancers=reached,
+                balancers_after=self._reached_after(name, item),
                 kept_out=frozenset() if drained else out,
             )
-            changes = self._changes(member, wanted, member.id in unjudged)
+            changes = self._changes(member, wanted, member.wanted_engine in unjudged)
             # What does not change returns before the others do, and so does all that is measured as it is.
             left = changes and wanted.operation not in MEASUREMENTS and self._left(known)
             yield replace(member, changes=changes, left=left, in_service=member.in_service and not left)
@@ -496,6 +495,15 @@ class _HostRollout:
             return None
         here = host_backends(self.plan)
         return frozenset(item.host.name for item in there if item.has(here, known.backend))
+
+    def _reached_after(self, name: str, item: Serving | None) -> frozenset[str] | None:
+        """Return those of them that will have it; None if they are not to."""
+        there = [one for one in self.balancers if one.host.observed and one.host.observed.running]
+        if not there or item is None or item.member.headless or not _models(item):
+            return None
+        return frozenset(
+            one.host.name for one in there if any(two.after for two in one.servers.get((self.name, name), ()))
+        )
 
     def work(self, batch: Batch, trial: CanaryProgress | None, changed: Collection[str]) -> Work:
         """This host's part of a batch. changed: what has changed in earlier batches."""
@@ -621,6 +629,16 @@ def _trials(
             groups = set(trial.units)
             judged = before.judged or bool(canary and canary in groups)
             found[name] = CanaryProgress(before.canary or canary, judged)
+    return found
+
+
+def _unjudged(hosts: Mapping[str, _HostRollout], trials: Mapping[str, CanaryProgress]) -> set[str]:
+    """The engines of canaries that have yet to be judged; all servers of an engine change with its canary."""
+    found = set()
+    for canary in (trial.canary for trial in trials.values() if trial.canary and not trial.judged):
+        host, _, name = canary.partition("/")
+        there = hosts.get(host)
+        found.add((_engine(host, there.wanted.get(name)) if there else "") or canary)
     return found
 
 

@@ -63,7 +63,8 @@ class Room:
 class Queue:
     """The groups of a deployment that have yet to change, in their order.
 
-    serial: groups at a time, as the operator sets it. canary: the first one changes alone.
+    serial: groups at a time, as the operator sets it. canary: the first one changes alone. begun: it has changed
+    already, in an earlier run that did not judge it.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class Queue:
         groups: Sequence[ChangeGroup],
         serial: tuple[Count, ...] | None,
         canary: bool,
+        begun: bool = False,
     ) -> None:
-        self.deployment, self.rest, self.serial, self.canary = deployment, list(groups), serial, canary
+        self.deployment, self.rest, self.serial = deployment, list(groups), serial
+        self.canary, self.begun = canary, begun
         self.total = len(groups)
         self.sizes = list(serial or DEFAULT_SERIAL)
         if canary and len(self.sizes) > 1:
@@ -87,9 +90,15 @@ class Queue:
         return self._turn(first, able, room) if first else None
 
     def forced(self, room: Room, waiting: Collection[str]) -> ScheduledGroups:
-        """Take the group that comes next, although it does not fit."""
+        """Take what can be the canary instead, or else what comes next, although it does not fit."""
         able = self.able(waiting)
-        return self._turn(able[0], able, room)
+        return self._turn(next(iter(self.instead(room, waiting)), able[0]), able, room)
+
+    def instead(self, room: Room, waiting: Collection[str]) -> list[ChangeGroup]:
+        """Return what can change before a canary that does not fit: what only comes; all, where that has changed."""
+        return [
+            group for group in self.able(waiting) if room.fits([group]) and (self.begun or not group.exists)
+        ]
 
     def able(self, waiting: Collection[str]) -> list[ChangeGroup]:
         """Return the groups that wait for no other one."""
@@ -147,7 +156,8 @@ def schedule(
                 take(turn)
                 waiting -= {group.key for group in turn.groups}
         if len(turns) == before:
-            queue = next(queue for queue in queues if queue.able(waiting))
+            able = [queue for queue in queues if queue.able(waiting)]
+            queue = next((queue for queue in able if queue.instead(room, waiting)), able[0])
             turn = queue.forced(room, waiting)
             problems.extend(_oversized(turn.groups[0], room, reported))
             take(turn)
@@ -196,18 +206,19 @@ def _oversized(group: ChangeGroup, room: Room, reported: set[str]) -> Iterable[P
 def _serial_problems(
     turn: ScheduledGroups, serial: tuple[Count, ...] | None, room: Room
 ) -> Iterable[Problem]:
-    """Yield why a turn is too large because of the configured serial, though single groups fit."""
-    if serial is None or len(turn.groups) == 1 or not all(room.fits([group]) for group in turn.groups):
+    """Yield why a turn is too large because of the configured serial, though its first group fits."""
+    if serial is None or len(turn.groups) == 1 or not room.fits(turn.groups[:1]):
         return
     for name, left in room.left(turn.groups).items():
-        there, most = room.capacity[name], room.serving[name] - room.capacity[name].min_available
+        there = room.capacity[name]
         if left < there.min_available:
             engines, kept = plural(there.total, "engine"), there.min_available
             what = (
                 f"[{', '.join(map(str, serial))}] lets {len(turn.groups)} groups change at a time, which leaves {left} "
                 f"of {engines} of {name} in service; upgrade_min_in requires {kept}."
             )
-            yield Problem(("upgrade_serial",), what, f"At most {most} fit: -e upgrade_serial={most}.")
+            fit = sum(room.fits(turn.groups[: number + 1]) for number in range(len(turn.groups)))
+            yield Problem(("upgrade_serial",), what, f"At most {fit} fit: -e upgrade_serial={fit}.")
             return
 
 

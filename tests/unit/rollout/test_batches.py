@@ -341,6 +341,50 @@ def test_an_open_trial_goes_on(trial: CanaryProgress, first: tuple[str, bool]) -
     assert (batch.groups[0].members[0].id, batch.canary is not None) == first
 
 
+def test_what_leaves_fewer_engines_for_good_changes_last() -> None:
+    """Two of them go back to an address that the load balancer does not reach; three serve, and one has to."""
+    seen = {"balancers": frozenset({"n3"})}
+    back = [member(host, 0, balancers_after=frozenset(), **seen) for host in ("n1", "n2")]
+    stays = member("n3", 0, balancers_after=frozenset({"n3"}), **seen)
+    batches = sound([*back, stays], RolloutPolicy(canary=False)).batches
+    assert shown(batches) == [["n3 llama-0"], ["n1 llama-0"], ["n2 llama-0"]]
+
+
+@pytest.mark.parametrize(
+    ("bobs_before", "adas_after", "judged"),
+    [
+        ("two", "two", False),  # both give up a name that stays: its canary serves already
+        ("gone", "three", True),  # nobody has to keep a name that ends
+    ],
+)
+def test_who_gets_a_name_goes_before_who_gives_it_up(bobs_before: str, adas_after: str, judged: bool) -> None:
+    """The other way round, too few would be left to go on, after a run that died in the middle."""
+    gives = [
+        member(host, 0, deployment="ada", old_models=("one",), models=(adas_after,)) for host in ("n1", "n2")
+    ]
+    canary = member("n1", 1, deployment="bob", old_models=("one",), models=("one",), changes=not judged)
+    gets = [
+        member(host, 2, deployment="bob", old_models=(bobs_before,), models=("one",)) for host in ("n1", "n2")
+    ]
+    trials = {
+        "ada": CanaryProgress("n3/ada-0", judged=True),
+        "bob": CanaryProgress("n1/bob-1", judged=judged),
+    }
+    first = sound([*gives, canary, *gets], trials=trials).batches[0]
+    assert first.deployment == "bob"
+    assert first.canary == (None if judged else canary)
+
+
+def test_what_an_earlier_run_removed_is_the_canary_where_others_would_leave_too_few() -> None:
+    """It died before it started them again, and nothing was measured of which it could be the canary."""
+    swapped = {"new": place(1, 8000)}, {"new": place(0, 8001)}
+    removed = [member("n1", index, old=None, in_service=False, **swapped[index]) for index in (0, 1)]
+    there = [member("n2", index, **swapped[index]) for index in (0, 1)]
+    batches = sound([*removed, *there], RolloutPolicy(min_available=1)).batches
+    assert shown(batches) == [["n1 llama-0"], ["n2 llama-0 + llama-1"], ["n1 llama-1"]]
+    assert batches[0].canary is not None
+
+
 # ---- what is kept, and what cannot be ----------------------------------------------------------------
 
 WRONG = {
@@ -354,6 +398,17 @@ WRONG = {
         fleet(2, 2),
         RolloutPolicy(serial=("75%",), min_available="50%"),
         "At most 2 fit",
+    ),
+    "serial takes what does not fit by itself": (
+        [
+            member("n1", 0),
+            member("n1", 1, new=place(2, 8002)),
+            member("n1", 2, new=place(1, 8001)),
+            *(member("n1", index, changes=False) for index in (3, 4)),
+        ],
+        RolloutPolicy(serial=("100%",), min_available="75%", canary=False),
+        "upgrade_serial: [100%] lets 2 groups change at a time, which leaves 2 of 5 engines of llama in service; "
+        "upgrade_min_in requires 4. At most 1 fit: -e upgrade_serial=1.",
     ),
     "they must change together": (
         [member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001)), *fleet(1, 3)[2:]],

@@ -72,6 +72,13 @@ def test_what_waits_for_what_serves_is_in_a_batch() -> None:
     assert serving_changes([gives, takes], ()) == (gives, takes)
 
 
+def test_what_an_earlier_run_left_drained_changes_in_a_batch() -> None:
+    """It may be the canary, or has to wait for its verdict."""
+    left = replace(SERVES, in_service=False, left=True)
+    assert serving_changes([left], ()) == (left,)
+    assert serving_changes([left], (), at_once=True) == (replace(left, **FIRST),)
+
+
 @pytest.mark.parametrize(
     ("goes", "left"),
     [
