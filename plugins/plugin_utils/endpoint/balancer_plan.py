@@ -144,8 +144,9 @@ class BalancerPlan:
         """
         touched = [name for host, name in self.drain if host == gpu_host and name not in without]
         drain = self.leaving(gpu_host, touched)
-        stay = {item.during for some in self.servers.values() for item in some if item.after}
-        taken = [name for name in drain if name in stay]  # what gets the port of one that goes, too
+        # And what gets the port of one that goes.
+        takers = [name for host, name in self.servers if host == gpu_host and name not in without]
+        taken = [name for name in self.entering(gpu_host, takers) if name in drain]
         return {"drain": drain, "undrain": list(dict.fromkeys([*self.entering(gpu_host, touched), *taken]))}
 
     def returned_first(self, changing: Collection[str]) -> list[str]:

@@ -305,6 +305,10 @@ def test_what_gets_the_port_of_one_that_stops_enters_service_there() -> None:
     plan = planned(both, offer("n1", takes, stopping=("llama-0",), present=(gives,)), TWO)[0]
     drain = [N1, "chat/n1.chat-0:8000"]
     assert plan.drain_steps("n1") == {"drain": drain, "undrain": drain[1:]}
+    assert plan.drain_steps("n1", without=["chat-0"]) == {
+        "drain": drain,
+        "undrain": [],
+    }  # it returns with its batch
 
 
 def test_one_that_was_not_looked_at_has_nothing_to_lose() -> None:
