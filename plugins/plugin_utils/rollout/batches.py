@@ -97,15 +97,8 @@ def plan_rollout(
         # In the end, as what comes of another deployment may serve the same model name.
         going = tuple(group for group in groups if group.rank == REMOVAL)
         removals += [ScheduledGroups(name, going)] if going else []
-    begun = {name for name, trial in trials.items() if trial.canary}
-    queues.sort(
-        key=lambda queue: (
-            not (
-                queue.canary and queue.deployment in begun
-            ),  # its canary serves already, and is judged first
-            _gives_up(queue.rest, capacity),
-        )
-    )
+    # The canary that an earlier run has begun is judged first.
+    queues.sort(key=lambda queue: (not queue.begun, _gives_up(queue.rest, capacity)))
     turns, problems, warnings = schedule(queues, removals, Room(capacity))
     batches = tuple(_batch(number, turns, members) for number in range(1, len(turns) + 1))
     return Rollout(batches, capacity, services_by_deployment(members), warnings), problems

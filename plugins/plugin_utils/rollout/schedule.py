@@ -63,8 +63,8 @@ class Room:
 class Queue:
     """The groups of a deployment that have yet to change, in their order.
 
-    serial: groups at a time, as the operator sets it. canary: the first one changes alone. begun: it has changed
-    already, in an earlier run that did not judge it.
+    serial: groups at a time, as the operator sets it. canary: the first one changes alone. begun: an earlier run
+    began with it, and did not judge it.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Queue:
         return self._turn(next(iter(self.instead(room, waiting)), able[0]), able, room)
 
     def instead(self, room: Room, waiting: Collection[str]) -> list[ChangeGroup]:
-        """Return what can change before a canary that does not fit: what only comes; all, where that has changed."""
+        """Return what can change before a canary that does not fit: what only comes; any, if it was begun."""
         return [
             group for group in self.able(waiting) if room.fits([group]) and (self.begun or not group.exists)
         ]
