@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
 from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.leaving import leaving_problems
@@ -25,10 +26,12 @@ from hypothesis import strategies as st
 
 from tests.worlds import mishaps
 from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, planned, settled
-from tests.worlds.edits import Drawn, edit, inventories
+from tests.worlds.edits import Bounds, Drawn, edit, inventories, inventory_of
 
 EXAMPLES = int(os.environ.get("EDIT_EXAMPLES", "100"))
 COMMITS = 5
+SMALL = Bounds(hosts=3, balancers=2, deployments=3)
+"""Fleets whose runs are tried at every moment."""
 BETWEEN = ("nothing", "nothing", "nothing", "hold", "drain", "down", "die", "fail", "verdict")
 """What happens before an edit is deployed, or while it is."""
 TAKEN_AWAY = {"is held, but cannot run", "which the inventory gives to another deployment"}
@@ -56,6 +59,38 @@ def test_every_edit_keeps_its_promises_or_is_refused() -> None:
     assert TALLY.tried >= EXAMPLES * COMMITS * 0.8
     assert TALLY.accepted / TALLY.tried >= LEAST_ACCEPTED, TALLY.refusals[:20]
     print(f"{TALLY.tried} edits, {TALLY.accepted} carried out")
+
+
+@pytest.mark.deep
+@settings(max_examples=EXAMPLES // 2)
+@given(st.data())
+def test_a_run_may_die_at_any_moment(data: Any) -> None:
+    """The next one goes on from there; the release of either is turned back in any of its batches and phases."""
+    draw = Drawn(data.draw)
+    inventory = inventory_of(draw, SMALL)
+    changed, names = edit(draw, inventory, most=2)
+    operation = data.draw(st.sampled_from(("deploy", "upgrade")))
+    try:
+        site = settled(inventory).named_as(changed)
+        done = planned(changed, site, operation)
+    except FleetError:
+        return
+    if done.plan.excluded or not mishaps.may_die(done):
+        return
+    label = f"{names} with {operation}"
+    before = in_service(done)[0]
+    runs = [(done, site, label)]
+    for moment in mishaps.moments(done):
+        there = mishaps.died_at(moment, done, changed, site)
+        again = planned(changed, there, operation)
+        note = f"{label}, died at {moment.step}"
+        found = again.simulate()
+        assert not found.violations, f"{note}: {found.violations[:3]}"
+        ended(again, changed, there, note)
+        runs.append((again, there, note))
+    for run, there, note in runs:
+        if failed := verdicts(run):
+            held_and_left(run, changed, there, data.draw(st.sampled_from(failed)), note, before)
 
 
 @settings(max_examples=EXAMPLES)
@@ -115,12 +150,16 @@ def deployed(
         if (there := verdicts(done)) and data.draw(st.booleans()):
             failed = there[data.draw(st.integers(0, len(there) - 1))]
             return held_and_left(done, inventory, site, failed, f"{label}, died at {moment.step}", before)
-    site = carried_out(done, inventory, site)
-    left = planned(inventory, site, operation).plan
-    assert left.changes == 0, (
-        f"{label}: {[host.actions for host in (*left.hosts, *left.balancers) if host.actions]}"
-    )
-    return site
+    return ended(done, inventory, site, label)[0]
+
+
+def ended(done: Planned, inventory: Inventory, site: Site, label: str) -> tuple[Site, Planned]:
+    """A run has carried everything out: what the hosts have then, and the next plan, which changes nothing."""
+    there = carried_out(done, inventory, site)
+    then = planned(inventory, there, done.operation)
+    parts = (*then.plan.hosts, *then.plan.balancers)
+    assert then.plan.changes == 0, f"{label}: {[part.actions for part in parts if part.actions]}"
+    return there, then
 
 
 def refused(error: FleetError) -> None:
@@ -191,14 +230,10 @@ def held_and_left(
     _then, kept = in_service(again)
     lost = {asked for asked in before.keys() & wanted.keys() if not kept.get(asked)}
     assert not lost, f"{label}: nobody serves {lost}"
-    settled_then = carried_out(again, inventory, back)
-    left = planned(inventory, settled_then, done.operation).plan
-    assert left.changes == 0, (
-        f"{label}: {[host.actions for host in (*left.hosts, *left.balancers) if host.actions]}"
-    )
-    held = {item.deployment for item in left.revisions if item.source.ignored}
+    there, then = ended(again, inventory, back, label)
+    held = {item.deployment for item in then.plan.revisions if item.source.ignored}
     assert held >= batch["holds"].keys(), label
-    return settled_then
+    return there
 
 
 def in_service(done: Planned) -> tuple[dict[Any, int], dict[Any, int]]:

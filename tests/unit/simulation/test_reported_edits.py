@@ -300,9 +300,8 @@ HANDED_ON: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "names", ["to another", *(pytest.param(one, marks=pytest.mark.deep) for one in [*HANDED_ON][1:])]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("names", HANDED_ON)
 def test_a_name_that_another_deployment_takes_over_is_served_whatever_happens(names: str) -> None:
     """The run dies anywhere, and the next one goes on. The release of either fails its verdict, with the run before or
     without: whoever gave the name up keeps it with a taker that is turned back.
