@@ -248,7 +248,8 @@ def changing_servers(
 ) -> tuple[BackendServer, ...]:
     """Return the servers during the change: those of the present, and those that will be.
 
-    running: those of what runs. What is new in the configuration, and runs already, takes no more than a check.
+    running: those of what runs. What is new in the configuration, or was to come, and runs already, takes no more than
+    a check.
 
     A server that is asked for the same names at the same place before and afterwards is one server. Where only some of
     the names stay, these are asked of one server, and the names that come or go of others. Likewise where another
@@ -272,7 +273,10 @@ def changing_servers(
             stays = bool(there and part and kept.issuperset(part))
             now = there if there and stays else server
             host = there.host if there else server.host
-            found.append(replace(server, host=host, models=part, limit=now.limit, weight=now.weight))
+            coming = server.coming and runs.get(server.place, set()).isdisjoint(part)
+            found.append(
+                replace(server, host=host, models=part, limit=now.limit, weight=now.weight, coming=coming)
+            )
     for place, server in after.items():
         new = tuple(name for name in server.models if name not in known.get(place, ()))
         if new or place not in known:

@@ -259,6 +259,8 @@ def test_servers_during_a_change(
 )
 def test_what_runs_already_is_not_to_come(running: BackendServer, expected: str) -> None:
     assert shown(changing_servers([server()], [], [running])) == [expected]
+    # Nor is what was to come in a run that died, and has started since.
+    assert shown(changing_servers([server()], [server(coming=True)], [running])) == [expected]
 
 
 def test_what_stays_has_the_limit_weight_and_host_that_it_will_have() -> None:
