@@ -132,7 +132,14 @@ def turned_back(
     playbook = Playbook(context, done.todo, done.plan.balancers, lambda: None)
     playbook.run(done.operation, until=(batch["number"], phase))
     playbook.run_phases(batch, batch["way_back"])
-    after = died_at(Moment.of(phase_text(batch, phase), context.model), done, inventory, site, times)
+    moment = Moment.of(phase_text(batch, phase), context.model)
+    again = {name for unit in batch["units"] for name in unit}
+    moment.instances = [
+        item
+        for item in moment.instances
+        if f"{item.host}/{item.name}" not in again or not _in_the_way(item, moment.instances)
+    ]
+    after = died_at(moment, done, inventory, site, times)
     for entry in done.todo:
         steps = (entry["plan"].get("rollout") or {}).get("holds", {}).get(batch["deployment"], {})
         for binding in steps["hold"]["args"]["bindings"] if steps else ():
@@ -140,6 +147,17 @@ def turned_back(
             history = _history(after.states[entry["name"]], binding["deployment"])
             history.update(held=held, trial=None, ended=times[1])
     return after
+
+
+def _in_the_way(item: Running, others: list[Running]) -> bool:
+    """Another one has its place, as an earlier run, which died, gave it to that one: it cannot start there again."""
+    return any(
+        other.of != item.of
+        and other.host == item.host
+        and (other.ports & item.ports or other.gpus & item.gpus)
+        for other in others
+        if item.share == 1
+    )
 
 
 def _history(state: dict[str, Any], deployment: str) -> dict[str, Any]:

@@ -294,7 +294,10 @@ def _routing(fleet: Fleet) -> dict[str, bool]:
 
 
 def _unknown_hosts(endpoint: EndpointInputs, hosts: Iterable[Host]) -> set[str]:
-    """Return the hosts of which some load balancer lacks an instance: it is new, or comes again, or they are new."""
+    """Return the hosts of which some load balancer lacks an instance, or has it as one that is to come.
+
+    The load balancer or the instance is new, or the instance comes again.
+    """
     there = {
         (host.name, item.name)
         for host in hosts
@@ -304,10 +307,9 @@ def _unknown_hosts(endpoint: EndpointInputs, hosts: Iterable[Host]) -> set[str]:
     }
     found: set[str] = set()
     for config in (host.observed.config for host in endpoint.hosts if host.observed):
-        servers = (server for backend in config.get("backends") or () for server in backend["servers"])
-        found |= {
-            host for host, _name in there - {(server["host"], server["instance"]) for server in servers}
-        }
+        servers = [server for backend in config.get("backends") or () for server in backend["servers"]]
+        known = {(server["host"], server["instance"]) for server in servers if not server.get("coming")}
+        found |= {host for host, _name in there - known}
     return found
 
 

@@ -86,11 +86,13 @@ def test_a_run_may_die_at_any_moment(data: Any) -> None:
         note = f"{label}, died at {moment.step}"
         found = again.simulate()
         assert not found.violations, f"{note}: {found.violations[:3]}"
+        assert_only_what_starts_is_to_come(again, note)
         ended(again, changed, there, note)
         runs.append((again, there, note))
     for run, there, note in runs:
         if failed := verdicts(run):
-            held_and_left(run, changed, there, data.draw(st.sampled_from(failed)), note, before)
+            which = failed[data.draw(st.integers(0, len(failed) - 1))]
+            held_and_left(run, changed, there, which, note, before)
 
 
 @settings(max_examples=EXAMPLES)
@@ -147,6 +149,7 @@ def deployed(
         done = planned(inventory, site, operation)
         again = done.simulate()
         assert not again.violations, f"{label}, died at {moment.step}: {again.violations[:3]}"
+        assert_only_what_starts_is_to_come(done, f"{label}, died at {moment.step}")
         if (there := verdicts(done)) and data.draw(st.booleans()):
             failed = there[data.draw(st.integers(0, len(there) - 1))]
             return held_and_left(done, inventory, site, failed, f"{label}, died at {moment.step}", before)
