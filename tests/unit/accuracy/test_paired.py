@@ -84,7 +84,7 @@ def test_acceptance_failing_requests_hide_no_loss() -> None:
     assert set(simulated(0.0, failing=0.03)) == {NOT_CLEAR}
 
 
-@pytest.mark.parametrize("tasks", [2, 10])
+@pytest.mark.parametrize("tasks", [2, pytest.param(10, marks=pytest.mark.deep)])
 def test_acceptance_equal_releases_with_many_tasks_fail_one_run_in_twenty(tasks: int) -> None:
     """Holm over the tasks of a run. Flips of 5 to 8 % are those of a release against itself at temperature 0."""
     seed, runs = 20261128, 200

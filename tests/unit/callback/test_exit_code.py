@@ -45,7 +45,7 @@ IGNORED = [{**ONE_FAILS[0], "ignore_errors": True}]
     ("before", "held", "env", "code"),
     [
         (WELL, True, {}, 10),
-        (IGNORED, True, {}, 10),
+        pytest.param(IGNORED, True, {}, 10, marks=pytest.mark.deep),
         (WELL, False, {}, 0),
         (ONE_FAILS, True, {}, 2),
         (WELL, True, {"ANSIBLE_CALLBACKS_ENABLED": "ansible.builtin.junit"}, 2),
@@ -65,6 +65,7 @@ def test_it_is_the_last_text(tmp_path: Path) -> None:
     assert "Next:" not in out
 
 
+@pytest.mark.deep
 def test_other_callbacks_get_all_events(tmp_path: Path) -> None:
     enabled = "ansible.builtin.junit,instinct.fleet.exit_code"
     code, out = play(

@@ -247,13 +247,8 @@ def test_of_two_drains_at_once_the_second_sees_the_first(
 # ---- as operators do it ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        (),
-        *(pytest.param(args, marks=pytest.mark.deep) for args in (("-e", "deployment=llama"), ("--check",))),
-    ],
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("args", [(), ("-e", "deployment=llama"), ("--check",)])
 def test_drain_yml_takes_no_more_than_may_go(node: BalancerNode, place: Path, args: Sequence[str]) -> None:
     rc, out = Site(place, [node], HOSTS).play("drain", *args)
     assert rc == 2, out

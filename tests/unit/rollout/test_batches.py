@@ -214,11 +214,43 @@ def test_no_reference_where_it_would_take_one_too_many() -> None:
     assert sound(fleet(1, 2), RolloutPolicy(min_available=0)).batches[0].reference is not None
 
 
+def test_no_reference_where_it_would_take_one_too_many_of_one_of_its_names() -> None:
+    """Of m seven are there and one may go besides the canary; of x one of two serves."""
+    both = {"models": ("m", "x"), "old_models": ("m", "x")}
+    members = [
+        member("n1", 0, models=("m",), old_models=("m",)),
+        member("n1", 1, changes=False, **both),
+        member("n2", 0, changes=False, in_service=False, **both),
+        *(member(f"n{at}", 0, changes=False, models=("m",), old_models=("m",)) for at in (3, 4, 5, 6)),
+    ]
+    (first,) = sound(members).batches
+    assert (first.canary is not None, first.reference) == (True, None)
+    members[2] = replace(members[2], in_service=True)
+    (first,) = sound(members).batches
+    assert first.reference == members[1]
+
+
+def test_what_answers_no_requests_is_not_measured() -> None:
+    """Only a worker of an engine changes, as the host of its head does not answer."""
+    members = [member("n1", 0, engine="e", headless=True), member("n1", 1, changes=False)]
+    (first,) = sound(members).batches
+    assert (first.canary, first.reference) == (None, None)
+
+
 def test_one_deployment_follows_the_other_each_with_its_canary() -> None:
     members = [*fleet(2, 1), *fleet(2, 1, deployment="qwen", old=place(7), new=place(7))]
     batches = sound(members).batches
     assert [(batch.deployment, bool(batch.canary)) for batch in batches] == [
         ("llama", True), ("llama", False), ("qwen", True), ("qwen", False),
+    ]  # fmt: skip
+
+
+def test_one_deployment_follows_the_other_also_where_its_groups_wait_for_one_another() -> None:
+    """Ports of llama move up by one: its first instance waits for its second."""
+    moving = [member("n1", index, new=place(index, 8001 + index)) for index in (0, 1)]
+    batches = sound([*moving, *fleet(2, 1, deployment="qwen", old=place(7), new=place(7))]).batches
+    assert [(batch.deployment, batch.groups[0].name) for batch in batches] == [
+        ("llama", "n1 llama-1"), ("llama", "n1 llama-0"), ("qwen", "n1 qwen-0"), ("qwen", "n2 qwen-0"),
     ]  # fmt: skip
 
 
@@ -341,6 +373,15 @@ def test_an_open_trial_goes_on(trial: CanaryProgress, first: tuple[str, bool]) -
     assert (batch.groups[0].members[0].id, batch.canary is not None) == first
 
 
+def test_what_an_earlier_run_left_drained_changes_first() -> None:
+    """It takes nothing out of service, and returns."""
+    left = {"left": True, "in_service": False}
+    members = [member(f"n{at}", 0, **(left if at in (2, 4) else {})) for at in (1, 2, 3, 4)]
+    assert shown(sound(members).batches) == [
+        ["n2 llama-0"], ["n4 llama-0"], ["n1 llama-0"], ["n3 llama-0"],
+    ]  # fmt: skip
+
+
 def test_what_leaves_fewer_engines_for_good_changes_last() -> None:
     """Two of them go back to an address that the load balancer does not reach; three serve, and one has to."""
     seen = {"balancers": frozenset({"n3"})}
@@ -416,6 +457,16 @@ WRONG = {
         "upgrade_min_in (host n1): n1 llama-0 + llama-1 have to change together, because one takes over GPUs or "
         "ports of another; that leaves 1, and upgrade_min_in requires 2 of 3 engines of llama in service. Keep their "
         "GPUs and ports, or accept less capacity: -e upgrade_min_in=1.",
+    ),
+    "one of two deployments has no room": (
+        [
+            member("n1", 0, new=place(2, 8000)),
+            *(member(f"n{number}", 0, changes=False) for number in (2, 3, 4)),
+            member("n1", 2, deployment="qwen", new=place(0, 8002)),
+            member("n2", 2, deployment="qwen", changes=False),
+        ],
+        RolloutPolicy(min_available=2),
+        "changing n1 llama-0 + qwen-2 leaves 1, and upgrade_min_in requires 2 of 2 engines of qwen in service",
     ),
     "nothing may go": (
         fleet(1, 2),

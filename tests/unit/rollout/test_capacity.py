@@ -101,6 +101,17 @@ def test_what_serves_each_name(
     )
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_the_operator_has_drained_in_one_load_balancer_is_not_in_service_there(stays: bool) -> None:
+    """Also where it goes in this run, and serves no more afterwards anyway."""
+    there = {"n1/a-0", "n1/a-1", "n1/a-2"}
+    drained = behind("a-0", "n2 n3", new="m" if stays else None, kept_out=frozenset({"n2"}))
+    whole, part = services([drained, behind("a-1", "n2 n3"), A2])
+    assert (whole.label, whole.engines, whole.out) == ("a", there, set())
+    assert (part.label, part.engines, part.out) == ("a behind n2", there, {"n1/a-0"})
+    assert whole.afterwards - part.afterwards == ({"n1/a-0"} if stays else set())
+
+
 def test_services_of_a_deployment() -> None:
     """Those to which it belongs, and those that it joins."""
     members = [member("a-0", "m x", "m x"), member("b-0", "x", "x"), coming("c-0"), coming("d-0", "new")]

@@ -407,10 +407,8 @@ def test_docker_that_dies_in_a_late_batch_concerns_its_host_alone(tmp_path: Path
     assert AGAIN in done.out
 
 
-@pytest.mark.parametrize(
-    ("health", "held"),
-    [pytest.param(200, False, id="it answers", marks=pytest.mark.deep), pytest.param(0, True, id="it hangs")],
-)
+@pytest.mark.deep
+@pytest.mark.parametrize(("health", "held"), [(200, False), (0, True)], ids=["it answers", "it hangs"])
 def test_what_no_load_balancer_takes_is_asked_itself(tmp_path: Path, health: int, held: bool) -> None:
     """The canary answers or not; what keeps the load balancer from it says nothing about the release."""
     asked = {"status": "running", "endpoint": {"port": 8000}, "health": health}

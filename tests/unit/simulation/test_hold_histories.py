@@ -20,7 +20,7 @@ from tests.worlds import mishaps
 from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, planned, settled
 from tests.worlds.plan_world import deployment
 
-HISTORIES = int(os.environ.get("HISTORIES", "25"))
+HISTORIES = int(os.environ.get("HISTORIES", "15"))
 RUNS = 6
 FLEET = {"n1": "192.0.2.11", "n2": "192.0.2.12"}
 

@@ -223,6 +223,18 @@ def test_only_what_answers_to_a_model_is_waited_for_where_that_is_drained() -> N
     assert there.awaited == set()  # it has to be checked again
 
 
+def test_what_starts_again_behind_a_server_that_was_waited_for_has_to_be_checked_again() -> None:
+    model = fleet(running(ready=False), lbs=(balancer(server()),))
+    there = model.balancers["lb"]
+    model.ready(("n1", "llama-0"))
+    model.count_on("lb")
+    assert (there.unproven, there.awaited) == (set(), set(there.servers))
+    model.start(running(ready=False))
+    model.ready(("n1", "llama-0"))
+    assert (there.unproven, there.awaited) == (set(there.servers), set())
+    assert model.counts["lb", "m"] == 0
+
+
 def test_a_load_balancer_that_is_installed_in_the_run() -> None:
     model = fleet(running(key=PRESENT))
     model.configure("new", {"b/n1.llama-0:8000": server()}, PRESENT)

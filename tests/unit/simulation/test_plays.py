@@ -46,6 +46,7 @@ from tests.unit.simulation.test_named_edits import (
     BASE,
     ELSEWHERE,
     HOSTS,
+    MODEL,
     SEQS,
     deployed,
     deployment,
@@ -401,11 +402,31 @@ def test_what_started_counts_once_something_waits_for_it() -> None:
     assert done.simulate().violations == ()
 
 
+def test_what_nothing_waits_for_counts_when_the_run_has_ended() -> None:
+    """An instance that was dead starts again, and no load balancer changes."""
+    site = settled(BASE)
+    site.states["n1"]["instances"][0]["state"] = "exited"
+    found = states(
+        planned(BASE, site), lambda model: (model.counts["n1", MODEL], model.balancers["n1"].unproven)
+    )
+    assert dict(found)["after the run"] == (4, set())
+
+
 def test_what_a_step_gives_is_looked_at_in_that_step() -> None:
     done = deployed(deployments=(llama(**SEQS),))
     found = states(done, lambda model: len(model.instances))
     seen = [count for step, count in found if step.startswith("batch 1 of") and step.endswith("phase serve")]
     assert seen[0] < seen[-1] == 4
+
+
+def test_modes_change_in_batches_of_the_sizes_that_are_given_the_last_of_which_repeats() -> None:
+    hosts = {name: address(name) for name in ("n1", "n2", "n3", "n4", "n5")}
+    done = deployed(base=edited(BASE, hosts=hosts), modes=dict.fromkeys(hosts, "CPX"))
+    found: list[str] = []
+    limits = RunLimits(at_once=True, partition_serial=(1, 2))
+    simulate(done.plan, done.todo, DEPLOY, limits, lambda step, _model: found.append(step))
+    changed = [step for step in dict.fromkeys(found) if step.startswith("changing the partition modes")]
+    assert changed == [f"changing the partition modes of {names}" for names in ("n1", "n2, n3", "n4, n5")]
 
 
 def test_nothing_runs_where_partition_modes_change() -> None:

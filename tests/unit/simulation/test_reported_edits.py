@@ -235,7 +235,7 @@ def test_two_engines_over_two_hosts_one_of_which_the_operator_drained_do_not_bot
         planned(wanted, before)
 
 
-@pytest.mark.parametrize("operation", ["deploy", "upgrade"])
+@pytest.mark.parametrize("operation", ["deploy", pytest.param("upgrade", marks=pytest.mark.deep)])
 def test_what_is_reached_by_another_server_again_is_drained_before_it_is_forgotten(operation: str) -> None:
     """An instance that listens on all addresses answered at the one of a run that died, too."""
     base = edited(BASE, balancers=HOSTS, deployments=(llama(listen="0.0.0.0"),))
@@ -261,7 +261,7 @@ def test_an_engine_over_hosts_that_are_partitioned_one_after_the_other_is_awaite
     assert fewest(base, deployments=({**wide, **more}, llama(hosts=["n3"])), modes=modes)["lb"] >= 2
 
 
-@pytest.mark.parametrize("operation", ["deploy", "upgrade"])
+@pytest.mark.parametrize("operation", ["deploy", pytest.param("upgrade", marks=pytest.mark.deep)])
 def test_what_a_run_that_died_left_drained_changes_first(operation: str) -> None:
     """Two of three must stay, and two serve: the third takes nothing out of service."""
     base = edited(BASE, hosts=BALANCER, deployments=(llama(gpus=[0, 1, 2], instances_per_host=3),))
@@ -275,7 +275,10 @@ def test_what_a_run_that_died_left_drained_changes_first(operation: str) -> None
         assert planned(wanted, there, operation).simulate().violations == (), moment.step
 
 
-@pytest.mark.parametrize(("names", "count"), [(["n1", "n2"], 3), (["n1", "n2", "n3"], 1)])
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [pytest.param(["n1", "n2"], 3, marks=pytest.mark.deep), (["n1", "n2", "n3"], 1)],
+)
 def test_a_load_balancer_keeps_enough_of_what_it_reaches(names: list[str], count: int) -> None:
     """The first ones come, the run dies: each has its own host's instances alone, and those of all were counted."""
     hosts = {name: f"192.0.2.1{name[1:]}" for name in names}
