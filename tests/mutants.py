@@ -50,6 +50,7 @@ CONTAINED = (
 )
 # pytest's exit codes for a test that failed, and for files that cannot be imported.
 FAILED = (1, 2, 4)
+CRASHED = (-signal.SIGSEGV, 128 + signal.SIGSEGV)  # the latter by the shell
 # By their paths below tests/unit. For other modules the imports tell.
 TESTS = {
     "measurement.shift": ["canary/test_canary"],
@@ -344,9 +345,10 @@ def private_copy(place: Path) -> Path:
 
 
 def failure(tree: Path, tests: Sequence[str], seconds: float | None) -> str:
-    """The first test that fails in a tree, or "over time"; "" when all pass.
+    """The first test that fails in a tree, "over time", or "a crash of Python"; "" when all pass.
 
-    RuntimeError when pytest itself ends in another way, which says nothing of the tests.
+    A crash is the mutant's: it recurses, or asks for memory, without end. RuntimeError when pytest itself ends in
+    another way, which says nothing of the tests.
     """
     options = ["-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     with tempfile.TemporaryFile("w+") as said:
@@ -366,6 +368,8 @@ def failure(tree: Path, tests: Sequence[str], seconds: float | None) -> str:
         text = said.read()
     if code == 0:
         return ""
+    if code in CRASHED:
+        return "a crash of Python"
     if code not in FAILED:
         raise RuntimeError(f"pytest ended with {code}:\n{text[-2000:]}")
     named = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)

@@ -124,6 +124,7 @@ def module_file(name: str) -> Path:
         ("def test_it(): assert True\n\ndef test_that(): assert False\n", "test_m.py::test_that"),
         ("import nothing_of_this_name\n", "test_m.py"),
         ("import time\ndef test_it(): time.sleep(60)\n", "over time"),
+        ("import os\ndef test_it(): os.kill(os.getpid(), 11)\n", "a crash of Python"),
     ],
 )
 def test_what_fails_is_named(tmp_path: Path, text: str, expected: str) -> None:

@@ -412,6 +412,20 @@ def test_what_nothing_waits_for_counts_when_the_run_has_ended() -> None:
     assert dict(found)["after the run"] == (4, set())
 
 
+def test_partition_yml_starts_what_an_interrupted_run_left_and_removes_nothing() -> None:
+    done = deployed(deployments=(llama(gpus=[0], instances_per_host=1),))
+    (part,) = [item["plan"] for item in done.todo if item["name"] == "n2"]
+    part.update(resume=["llama-0"], remove=["llama-1"])
+    found: list[tuple[str, bool]] = []
+
+    def watch(step: str, model: FleetModel) -> None:
+        found.append((step, ("n2", "llama-1") in model.instances))
+
+    simulate(done.plan, done.todo, PARTITION, RunLimits(at_once=True), watch)
+    assert any(step.startswith("starting what an interrupted run left") for step, _there in found)
+    assert all(there for _step, there in found)
+
+
 def test_what_a_step_gives_is_looked_at_in_that_step() -> None:
     done = deployed(deployments=(llama(**SEQS),))
     found = states(done, lambda model: len(model.instances))
