@@ -163,6 +163,7 @@ TESTS = {
     ],
     "simulation.calls": [
         "simulation/test_calls",
+        "simulation/test_plays",
         "simulation/test_simulate",
         "simulation/test_reported_edits",
     ],

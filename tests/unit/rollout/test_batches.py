@@ -230,6 +230,32 @@ def test_no_reference_where_it_would_take_one_too_many_of_one_of_its_names() -> 
     assert first.reference == members[1]
 
 
+def serving(deployment: str, index: int, was: str, now: str, **keys: Any) -> RolloutInstance:
+    """An instance on n1 that answers to one name now, and to one afterwards."""
+    return member("n1", index, deployment=deployment, old_models=(was,), models=(now,), **keys)
+
+
+def test_a_reference_that_has_changed_counts_where_it_serves_now() -> None:
+    """It changed with what exchanges ports with it; nobody serves its former name any more."""
+    ada = serving("ada", 0, "ada", "ada", new=place(0, 8001))
+    bob = serving("bob", 1, "old", "x", new=place(1, 8000))
+    canary, beside = serving("bob", 2, "m", "m"), serving("bob", 3, "m", "m", changes=False)
+    others = [serving("carol", index, "x", "x", changes=False) for index in (5, 6, 7)]
+    batches = sound([ada, bob, canary, beside, *others]).batches
+    assert shown(batches) == [["n1 ada-0 + bob-1"], ["n1 bob-2"]]
+    assert batches[1].reference == bob
+
+
+def test_a_reference_that_has_yet_to_change_counts_where_it_serves_still() -> None:
+    """Of its future name none may go."""
+    ada = serving("ada", 0, "ada", "ada")
+    bob, canary = serving("bob", 1, "old", "x"), serving("bob", 2, "m", "m")
+    others = [serving("carol", index, "x", "x", changes=False, in_service=index < 6) for index in (5, 6)]
+    batches = sound([ada, canary, bob, *others]).batches
+    assert shown(batches) == [["n1 ada-0"], ["n1 bob-2"], ["n1 bob-1"]]
+    assert batches[1].reference == bob
+
+
 def test_what_answers_no_requests_is_not_measured() -> None:
     """Only a worker of an engine changes, as the host of its head does not answer."""
     members = [member("n1", 0, engine="e", headless=True), member("n1", 1, changes=False)]

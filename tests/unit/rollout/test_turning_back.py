@@ -109,6 +109,14 @@ def test_the_generation_before(change: RevisionChange, hosts: list[Host], expect
     assert earlier_generations({"a": change}, hosts) == {"a": expected}
 
 
+def test_a_host_that_keeps_no_generation_says_nothing_of_the_way_back() -> None:
+    """Such as one whose records the operator has deleted, as a refused run says, but for the hold."""
+    bare = host(at="n2")
+    assert bare.state
+    bare = replace(bare, state=replace(bare.state, generations=(History("a", held=HOLD),)))
+    assert earlier_generations({"a": revision(2)}, [host(kept=(ONE,)), bare]) == {"a": 1}
+
+
 def test_only_what_follows_the_inventory_goes_back() -> None:
     changes = {"a": revision(2, kind=HELD), "b": revision(1, name="b")}
     assert earlier_generations(changes, [host("x", kept=(ONE,))]) == {"b": 0}

@@ -402,6 +402,20 @@ def test_what_started_counts_once_something_waits_for_it() -> None:
     assert done.simulate().violations == ()
 
 
+def test_what_started_is_waited_for_before_the_next_configuration() -> None:
+    """An instance that was dead starts again, and another host comes, which is in service at the end of the update."""
+    alone = edited(BASE, balancers=ELSEWHERE)
+    site = settled(alone)
+    site.states["n1"]["instances"][0]["state"] = "exited"
+    done = planned(edited(alone, hosts={**HOSTS, "n3": address("n3")}), site)
+    found = states(done, lambda model: model.counts["lb", MODEL])
+    assert ("starting what no batch changes", 3) in found
+    after = [
+        count for step, count in found if step == "updating the load balancers after instances have changed"
+    ]
+    assert (after[0], after[-1]) == (4, 6)
+
+
 def test_what_nothing_waits_for_counts_when_the_run_has_ended() -> None:
     """An instance that was dead starts again, and no load balancer changes."""
     site = settled(BASE)

@@ -87,6 +87,7 @@ def test_every_load_balancer_is_looked_at() -> None:
         (running(port=None), (), 1),  # its instance works for another server
         (running(port=None, models=()), (), 2),  # no record says where it listens
         (running(models=()), (), 2),  # no record says what it answers to
+        (running(port=9000, models=()), (), 1),  # it listens elsewhere, whatever it answers to
         (running(models=("other",)), (), 1),
         (None, (), 1),
         (None, ("n1",), 2),
