@@ -209,6 +209,13 @@ def test_the_canary_has_one_to_be_compared_with_where_there_is_one() -> None:
     )
 
 
+def test_a_canary_is_one_that_serves_though_another_of_its_group_does_not() -> None:
+    """Ports move in a circle on n2; the instance on n1 is dead."""
+    circle = [member("n2", index, new=place(index, 8001 - index), in_service=index > 0) for index in (0, 1)]
+    batches = sound([member("n1", 0, in_service=False), *circle], RolloutPolicy(min_available=0)).batches
+    assert shown(batches)[0] == ["n2 llama-0 + llama-1"]
+
+
 def test_no_reference_where_it_would_take_one_too_many() -> None:
     assert sound(fleet(1, 2)).batches[0].reference is None
     assert sound(fleet(1, 2), RolloutPolicy(min_available=0)).batches[0].reference is not None
@@ -497,6 +504,11 @@ WRONG = {
     "nothing may go": (
         fleet(1, 2),
         RolloutPolicy(min_available="100%"),
+        "Capacity does not allow even one change at a time",
+    ),
+    "nothing may go, one at a time": (
+        fleet(1, 2),
+        RolloutPolicy(serial=(1,), min_available="100%"),
         "Capacity does not allow even one change at a time",
     ),
     "asked to keep the only one": (

@@ -59,6 +59,7 @@ ALL = ("a", [("", "m")], {"n1/a-0", "n1/a-1", "n1/a-2"}, {"n1/a-0", "n1/a-1", "n
         ([member("a-0", "m", None)], [("a", [("", "m")], {"n1/a-0"}, set())]),
         # Without load balancers the deployment counts.
         ([member("a-0", "", "")], [("a", [("a", "")], {"n1/a-0"}, {"n1/a-0"})]),
+        ([member("a-0", "", None)], [("a", [("a", "")], {"n1/a-0"}, set())]),
         # What comes serves afterwards; and before the first batch if it starts before that.
         ([A, coming("b-0")], [("a", [("", "m")], {"n1/a-0"}, {"n1/a-0", "n1/b-0"})]),
         ([A, coming("b-0", starts=True)], [("a and b", [("", "m")], {"n1/a-0", "n1/b-0"}, {"n1/a-0", "n1/b-0"})]),

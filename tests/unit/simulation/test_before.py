@@ -283,6 +283,15 @@ def test_a_load_balancer_that_has_yet_to_be_made() -> None:
     assert (found.exists, found.servers, found.key) == (False, {}, "")
 
 
+def test_a_load_balancer_of_another_tool_that_runs_is_none_of_ours() -> None:
+    plan = planned(BASE, settled(BASE)).plan
+    (own,) = plan.balancers
+    assert own.host.observed
+    foreign = replace(own.host, observed=replace(own.host.observed, config={}))
+    (found,) = model_of(replace(plan, balancers=(replace(own, host=foreign),))).balancers.values()
+    assert (found.exists, found.servers) == (False, {})
+
+
 def test_a_load_balancer_with_another_key_sends_the_former_one() -> None:
     (found,) = model_of(planned(edited(BASE, key="second"), settled(BASE)).plan).balancers.values()
     assert found.key == FORMER
