@@ -69,7 +69,7 @@ def holds_of(
         if revision is None or not _is_new(revision, hosts, earlier.get(name, 0)) or _unrecorded(name, hosts):
             continue
         names = _bound(name, members, exchanges) & earlier.keys()
-        names = {one for one in names if not _left_before(revisions[one], name, hosts, earlier)}
+        names = {one for one in names if not _left_before(revisions[one], hosts)}
         names |= {one for one in (name, *_together(revision, hosts)) if one in earlier}
         found[name] = {
             one: Hold(earlier[one], "", "", (revisions[one].generation or 0,), tuple(sorted(names - {one})))
@@ -105,17 +105,22 @@ def _changes(revision: RevisionChange, host: Host, earlier: int) -> bool:
     return (new.specs if new else {}) != (old.specs if old else {})
 
 
-def _left_before(other: RevisionChange, name: str, hosts: Sequence[Host], earlier: Mapping[str, int]) -> bool:
-    """Return whether a host recorded that it has nothing of another deployment by the time of what `name` goes back to.
+def _left_before(other: RevisionChange, hosts: Sequence[Host]) -> bool:
+    """Return whether an earlier run ended a deployment for good: a host recorded that it has nothing of it any more.
 
-    A host records all that changes in a run at once, so times of one host can be compared.
+    Not if a rollout that is still open replaces it: what that one does goes back with it.
     """
-    return any(
-        gone.recorded_at <= back.recorded_at
+    gone = any(
+        newest.generation == other.generation and not newest.members
         for host in hosts
-        if (gone := _history(host, other.deployment).newest) and not gone.members
-        if (back := _history(host, name).as_of(earlier.get(name, 0))) and back.members
-        if gone.generation == other.generation
+        if (newest := _history(host, other.deployment).newest)
+    )
+    return gone and not any(
+        other.deployment in history.trial.together
+        for host in hosts
+        if host.state
+        for history in host.state.generations
+        if history.trial
     )
 
 

@@ -184,35 +184,29 @@ def test_what_is_held_together(
     }
 
 
-def at(time: str, made: Generation) -> Generation:
-    return replace(made, recorded_at=time)
-
-
 @pytest.mark.parametrize(
-    ("gone", "back", "both"),
+    ("gone", "trial", "both"),
     [
-        # It left in an earlier run, with which the other one came, or before another change of that.
-        (at("10:00", record(4, name="b")), at("10:00", record(1, "x")), False),
-        (at("10:00", record(4, name="b")), at("11:00", record(1, "x")), False),
+        # It left in an earlier run, whenever that was.
+        (record(4, name="b"), None, False),
+        (record(4, name="b"), replace(TRIAL, together={"c": 3}), False),
         # This release removes it, and was interrupted.
-        (at("11:00", record(4, name="b")), at("10:00", record(1, "x")), True),
-        (at("11:00", record(4, name="b")), at("11:00", record(1)), True),
-        (at("11:00", record(4, name="b")), at("11:00", record(2, "x")), True),
+        (record(4, name="b"), replace(TRIAL, together={"b": 2}), True),
         # It is there, or what it leaves with is another generation than what this host recorded.
-        (at("10:00", record(4, "y", name="b")), at("11:00", record(1, "x")), True),
-        (at("10:00", record(3, name="b")), at("11:00", record(1, "x")), True),
+        (record(4, "y", name="b"), None, True),
+        (record(3, name="b"), None, True),
     ],
 )
 @pytest.mark.parametrize("groups", [[(NEW_A,), (OLD_B,)], [(A, OLD_B)]], ids=["its name", "its GPUs"])
 def test_what_had_left_before_is_not_held_together(
-    groups: list[tuple[RolloutInstance, ...]], gone: Generation, back: Generation, both: bool
+    groups: list[tuple[RolloutInstance, ...]], gone: Generation, trial: OpenRollout | None, both: bool
 ) -> None:
-    there = (
-        replace(EMPTY.state, generations=(History("b", (gone,)), History("a", (back,))))
-        if EMPTY.state
-        else None
-    )
-    hosts = [host("x", kept=(ONE,)), replace(EMPTY, name="n2", state=there)]
+    assert EMPTY.state
+    histories = (History("b", (gone,)), History("a", (ONE,), trial=trial))
+    hosts = [
+        host("x", kept=(ONE,)),
+        replace(EMPTY, name="n2", state=replace(EMPTY.state, generations=histories)),
+    ]
     found = holds_of(batches(*groups), changes("a", "b"), hosts, EARLIER)
     assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"} if both else {"a"}}
 
