@@ -152,16 +152,12 @@ def test_what_a_rollback_left_undone_is_held_at_what_runs() -> None:
     assert planned(after, site, "upgrade").plan.excluded == ()
 
 
+AT_NIGHT = {"a flag of one of two", "renamed, and its clients notice nothing", "joined"}
+
+
 @pytest.mark.parametrize(
-    "edit",
-    [
-        "a flag", "renamed", "split", "GPUs exchanged",
-        *(
-            pytest.param(edit, marks=pytest.mark.deep)
-            for edit in ("a flag of one of two", "renamed, and its clients notice nothing", "joined")
-        ),
-    ],
-)  # fmt: skip
+    "edit", [pytest.param(edit, marks=pytest.mark.deep if edit in AT_NIGHT else ()) for edit in EDITS]
+)
 def test_a_release_that_was_interrupted_is_turned_back_as_a_whole(edit: str) -> None:
     """Also when what it replaces is gone already, and only the last batch is left."""
     before, after, holds = EDITS[edit]
