@@ -109,8 +109,8 @@ class Inventory:
     """What an operator writes.
 
     hosts, balancers: with their addresses; modes: the compute modes of hosts; virtual: the load balancers' virtual
-    address; endpoint: other variables of load balancers; rollout: upgrade_serial and upgrade_min_in, as fleet_plan
-    has them; machines: what there is.
+    address; endpoint: other variables of load balancers; rollout: options of fleet_plan, as serial and min_in;
+    machines: what there is.
     """
 
     hosts: Mapping[str, str]
@@ -205,6 +205,7 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
         **inventory.rollout,
         **options,
     }
+    assert given.keys() == OPTIONS.keys(), given.keys() ^ OPTIONS.keys()
     request = OperationRequest(
         operation=operation,
         deployments=frozenset([given["deployment"]]) if given["deployment"] else None,

@@ -50,7 +50,7 @@ def restore_obstacles(
     return tuple(found)
 
 
-def _held(item: RecordedInstance, sources: Mapping[str, DeploymentSource]) -> bool:
+def _held(item: Serving, sources: Mapping[str, DeploymentSource]) -> bool:
     source = sources.get(item.deployment_name)
     return source is not None and source.kind == HELD
 
@@ -99,7 +99,9 @@ def _has_weights(state: NodeState, host: Host, repo: str, commit: str) -> bool:
     )
 
 
-def clashes(host: Host, instances: Sequence[Serving]) -> Iterable[Problem]:
+def clashes(
+    host: Host, instances: Sequence[Serving], sources: Mapping[str, DeploymentSource]
+) -> Iterable[Problem]:
     """Yield a problem for ports and GPUs that a stored instance shares with one of another deployment."""
     ports: dict[int, Serving] = {}
     users: dict[str, list[Serving]] = {}
@@ -109,7 +111,7 @@ def clashes(host: Host, instances: Sequence[Serving]) -> Iterable[Problem]:
             other = ports.setdefault(port, item)
             if _clash(item, other) and ("port", other.deployment_name, item.deployment_name) not in reported:
                 reported.add(("port", other.deployment_name, item.deployment_name))
-                yield _clash_problem(host, other, item, f"listen on port {port}")
+                yield _clash_problem(host, other, item, f"listen on port {port}", sources)
         for node in item.member.render_nodes:
             there = users.setdefault(node, [])
             there.append(item)
@@ -118,7 +120,7 @@ def clashes(host: Host, instances: Sequence[Serving]) -> Iterable[Problem]:
                 key = ("gpu", others[0].deployment_name, item.deployment_name)
                 if key not in reported:
                     reported.add(key)
-                    yield _clash_problem(host, others[0], item, f"use {node}")
+                    yield _clash_problem(host, others[0], item, f"use {node}", sources)
 
 
 def _clash(one: Serving, other: Serving) -> bool:
@@ -131,9 +133,17 @@ def _clash(one: Serving, other: Serving) -> bool:
     return any(isinstance(item, RecordedInstance) and item.managed for item in (one, other))
 
 
-def _clash_problem(host: Host, one: Serving, other: Serving, what: str) -> Problem:
+def _clash_problem(
+    host: Host, one: Serving, other: Serving, what: str, sources: Mapping[str, DeploymentSource]
+) -> Problem:
     text = f"{_describe(one)} and {_describe(other)} would both {what}."
     fix = "Choose another generation, or change the other deployment first."
+    held = [item.deployment_name for item in (one, other) if _held(item, sources)]
+    if held:
+        fix = (
+            f"{' and '.join(held)} {'is' if len(held) == 1 else 'are'} held. To try what the inventory defines again: "
+            "upgrade.yml -e again=true; or change the other deployment first."
+        )
     return Problem((), text, fix, (host.name,))
 
 

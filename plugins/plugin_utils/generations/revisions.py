@@ -131,6 +131,11 @@ def _composed(
     joins = highest > 0 and all(
         (there := newest.get(host)) is None or there.generation < highest for host in lacking
     )
+    # What was removed and comes again has a number of its own: its way back is the removal.
+    ended = not source.trial and not any(
+        item.members for item in newest.values() if item and item.generation == highest
+    )
+    joins = joins and not (ended and any(item.members for item in wanted.values() if item))
     number = highest if joins or not lacking else highest + 1
     steps: dict[str, HostRevision] = {}
     why, before = "", 0

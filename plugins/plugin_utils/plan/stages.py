@@ -284,7 +284,7 @@ def _serve(
     if stored.stored:
         obstacles = (
             *restore_obstacles(host, layout, stored, selection.sources, start),
-            *clashes(host, (*composed, *stored.stored)),
+            *clashes(host, (*composed, *stored.stored), selection.sources),
         )
     return ServeStage(
         key=(key,) if key else (),

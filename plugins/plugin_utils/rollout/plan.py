@@ -161,7 +161,10 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
     policy, problems = parse_policy(wanted.values)
     revisions = {revision.deployment: revision for revision in plan.revisions}
     earlier = earlier_generations(revisions, [host.host for host in plan.hosts])
-    hosts = {host.host.name: _HostRollout(host, revisions, plan.balancers, earlier) for host in plan.hosts}
+    names = {host.host.name for host in plan.hosts}
+    hosts = {
+        host.host.name: _HostRollout(host, revisions, plan.balancers, earlier, names) for host in plan.hosts
+    }
     continued = wanted.operation in (DEPLOY, UPGRADE)
     trials = _trials(hosts.values(), revisions) if continued else {}
     unjudged = _unjudged(hosts, trials)
@@ -362,9 +365,12 @@ class _HostRollout:
         revisions: Mapping[str, RevisionChange],
         balancers: Sequence[BalancerPlan],
         earlier: Mapping[str, int] | None = None,
+        here: Collection[str] = (),
     ) -> None:
+        """earlier: the generation to which each deployment goes back. here: the hosts of the run."""
         self.plan = plan
         self.earlier = earlier or {}
+        self.here = frozenset(here)
         self.revisions = {name: revision.hosts.get(plan.host.name) for name, revision in revisions.items()}
         self.name = plan.host.name
         self.balancers = balancers
@@ -453,7 +459,14 @@ class _HostRollout:
         return recorded_instance(made, name) if made else None
 
     def before(self, name: str) -> RecordedInstance | None:
-        """The way back of an instance: what it runs; of one that has the wanted generation already, the one before."""
+        """The way back of an instance: what it runs; of one that has the wanted generation already, the one before.
+
+        None where that belongs to an engine that also needs a host which takes no part.
+        """
+        found = self._before(name)
+        return found if found and self.here.issuperset(found.member.hosts) else None
+
+    def _before(self, name: str) -> RecordedInstance | None:
         item, found = self.wanted.get(name), self.running.get(name)
         known = self.known(name)
         if known and not self._equal(found, item):

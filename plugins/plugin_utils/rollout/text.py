@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...module_utils.common.generations import (
@@ -34,6 +34,7 @@ VERBS = {
     STOP: "Stop",
     BENCHMARK: "Benchmark",
 }
+NO_WAY_BACK = "what ran before is not recorded, or its engine needs a host that takes no part in this run"
 
 
 def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[str]:
@@ -57,12 +58,13 @@ def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[s
         lines += _format_capacity(planned, name)
         for batch in batches:
             if batch.canary:
-                lines += wrapped("canary", _canary(batch, batch.canary))
+                lines += wrapped("canary", _canary(batch, batch.canary, data["lost"]))
         shown = batches if len(batches) <= SHOWN else batches[: SHOWN - 1]
         for batch in shown:
             lines += wrapped(f"batch {batch.number}", "; ".join(group.name for group in batch.groups))
         if len(shown) < len(batches):
             lines += wrapped("…", f"{len(batches) - len(shown)} more, the last is batch {batches[-1].number}")
+        lines += _without_way_back(planned, name)
         lines += wrapped("waits", _format_timeouts(planned, len(batches), timeouts))
     for reason, instances in grouped(planned.unmeasured).items():
         lines += wrapped("leaves out", f"{shorten(instances)}: {reason}")
@@ -83,10 +85,17 @@ def _format_capacity(planned: RolloutPlan, name: str) -> list[str]:
     return lines
 
 
-def _canary(batch: Batch, canary: RolloutInstance) -> str:
+def _without_way_back(planned: RolloutPlan, name: str) -> list[str]:
+    lost = [one for item in planned.batches if item["deployment"] == name for one in item["lost"]]
+    upgraded = any(item["operation"] == UPGRADE for item in planned.batches if item["deployment"] == name)
+    return wrapped("one way", f"{shorten(lost)}: {NO_WAY_BACK}") if lost and upgraded else []
+
+
+def _canary(batch: Batch, canary: RolloutInstance, lost: Collection[str]) -> str:
     text = f"{canary.host} {canary.name}, alone"
-    if not canary.exists:
-        return f"{text}; it is new, so only its answers can be checked, not compared"
+    if not canary.exists or canary.id in lost:
+        why = "what it replaces cannot be measured" if canary.exists else "it is new"
+        return f"{text}; {why}, so only its answers can be checked, not compared"
     text += ", measured before and after"
     if batch.reference:
         text += f", each time with {batch.reference.name} (unchanged) as reference"
@@ -151,7 +160,7 @@ def summarize_rollout(
     if verdict["turned"] and not unmended:
         text = f"Rolled back: {_served(batch)}"
         if batch["lost"]:
-            text += f", except for {', '.join(batch['lost'])}, of which no earlier generation is recorded"
+            text += f", except for {', '.join(batch['lost'])}, of which {NO_WAY_BACK}"
         lines.append(f"{text}. {_next(batch, done)}")
     elif verdict["turned"]:
         lines += [
@@ -236,9 +245,9 @@ def _next(batch: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> str:
     name, held = batch["deployment"], list(batch["holds"])
     if not held:
         return (
-            "What ran before is not recorded, so nothing is held."
+            f"Nothing is held: of {', '.join(batch['lost'])} {NO_WAY_BACK}."
             if batch["lost"]
-            else f"Nothing is held, as generation {batch['generation']} is what {name} ran before."
+            else f"Nothing is held, as {name} ran generation {batch['generation']} before, here or on other hosts."
         )
     mine = _units([item for item in done if item["deployment"] == name])
     what = f"{name} is held" if held == [name] else f"{', '.join(held)} are held together"

@@ -39,15 +39,17 @@ def _earlier(revision: RevisionChange, hosts: Sequence[Host]) -> int:
         return source.held.generation  # others that run were turned back
     if source.trial and source.trial.before is not None:
         return source.trial.before
-    runs = set().union(*(running_numbers(host, name) for host in hosts)) - {number}
-    # Where nothing runs: what ran last, but nothing on hosts from which a deployment of this name had been removed.
-    kept = {
-        made.generation
-        for history in histories_by_name(hosts, name)
-        if history.kept and history.kept[-1].members
-        for made in history.kept
-    }
-    return max(runs or {one for one in kept if one < number}, default=0)
+    runs = [running_numbers(host, name) - {number} for host in hosts]
+    idle = [
+        made
+        for host, found in zip(hosts, runs, strict=True)
+        if not found and (made := _history(host, name).as_of(number - 1))
+    ]
+    # Where nothing runs anywhere: what ran last.
+    served = set().union(*runs) or {made.generation for made in idle if made.members}
+    removed = {made.generation for made in idle if not made.members}
+    # As of the newest of these, each host has what it has now: it records only changes of its own.
+    return max(served | removed) if served else 0
 
 
 def holds_of(
@@ -57,20 +59,25 @@ def holds_of(
 
     Held with it are deployments with which it exchanges GPUs or ports, as they cannot go on without it, and those that
     stop serving a model name which it takes over, as nobody would serve it; and what these were to make possible in
-    turn. Nothing is held because of a definition that is not new, nor where what ran before is unknown, as it cannot be
-    kept; and nothing that had left the fleet before, and is removed now from a host that was away.
+    turn. Not what serves elsewhere as it is to be here, nor what had left the fleet before, and is removed now from a
+    host that was away: they stay so. Nothing is held because of a definition that is not new, nor where what ran before
+    cannot be kept: it is unknown, or an engine of it needs a host that takes no part.
     """
     members = [item for batch in batches for group in batch.groups for item in group.members]
-    exchanges = _exchanges(batches)
-    found: dict[str, Holds] = {}
     coming = {item.deployment for item in members if item.new is not None}
-    for name in dict.fromkeys(batch.deployment for batch in batches if batch.deployment in coming):
-        revision = revisions.get(name)
-        if revision is None or not _is_new(revision, hosts, earlier.get(name, 0)) or _unrecorded(name, hosts):
+    own = {
+        one
+        for one, revision in revisions.items()
+        if one in earlier and _is_new(revision, hosts, earlier[one])
+        if one in coming or not _left_before(revision, hosts)
+    }
+    exchanges = _exchanges(batches, own)
+    found: dict[str, Holds] = {}
+    for name in dict.fromkeys(batch.deployment for batch in batches if batch.deployment in coming & own):
+        names = _bound(name, [item for item in members if item.deployment in own], exchanges)
+        names |= _together(revisions[name], hosts).keys() & earlier.keys()
+        if _unrecorded(name, hosts) or _torn(names, members, hosts, earlier):
             continue
-        names = _bound(name, members, exchanges) & earlier.keys()
-        names = {one for one in names if not _left_before(revisions[one], hosts)}
-        names |= {one for one in (name, *_together(revision, hosts)) if one in earlier}
         found[name] = {
             one: Hold(earlier[one], "", "", (revisions[one].generation or 0,), tuple(sorted(names - {one})))
             for one in sorted(names)
@@ -79,18 +86,18 @@ def holds_of(
 
 
 def _is_new(revision: RevisionChange, hosts: Sequence[Host], earlier: int) -> bool:
-    """Return whether a definition is neither served everywhere yet, nor what it would go back to.
+    """Return whether a definition serves nowhere but by a rollout that is still open, nor is what it would go back to.
 
     The latter is put back into the inventory after a rollout was interrupted.
     """
-    if revision.source.kind != INVENTORY or revision.generation is None:
+    number = revision.generation
+    if revision.source.kind != INVENTORY or number is None:
         return False
-    runs = {host.name: found for host in hosts if (found := running_numbers(host, revision.deployment))}
+    runs = [(host, found) for host in hosts if (found := running_numbers(host, revision.deployment))]
     # Where it runs and no rollout is recorded, it ran before: the others only join.
-    begun = revision.source.trial and all(
-        _history(host, revision.deployment).trial for host in hosts if host.name in runs
-    )
-    if set().union(*runs.values()) == {revision.generation} and not begun:
+    if any(number in found and not _history(host, revision.deployment).trial for host, found in runs):
+        return False
+    if set().union(*(found for _host, found in runs)) == {number} and not revision.source.trial:
         return False
     return any(_changes(revision, host, earlier) for host in hosts)
 
@@ -138,11 +145,32 @@ def _unrecorded(name: str, hosts: Sequence[Host]) -> bool:
     )
 
 
-def _exchanges(batches: Iterable[Batch]) -> dict[str, set[str]]:
-    """Return for each deployment those that change in the same groups, directly or through others; itself included."""
+def _torn(
+    names: Collection[str],
+    members: Iterable[RolloutInstance],
+    hosts: Sequence[Host],
+    earlier: Mapping[str, int],
+) -> bool:
+    """Return whether an instance that changes goes back to an engine that also needs a host which takes no part."""
+    here = {host.name: host for host in hosts}
+    return any(
+        not here.keys() >= {*old.hosts}
+        for item in members
+        if item.deployment in names and item.host in here
+        if (made := _history(here[item.host], item.deployment).as_of(earlier[item.deployment]))
+        for old in made.members
+        if old.name == item.name
+    )
+
+
+def _exchanges(batches: Iterable[Batch], own: Collection[str]) -> dict[str, set[str]]:
+    """Return for each of these deployments which of them change in the same groups, directly or through others.
+
+    Itself is one of them.
+    """
     found: dict[str, set[str]] = {}
     for group in (group for batch in batches for group in batch.groups):
-        joined = {item.deployment for item in group.members}
+        joined = {item.deployment for item in group.members if item.deployment in own}
         for name in list(joined):
             joined |= found.get(name, set())
         for name in joined:

@@ -208,6 +208,20 @@ def test_a_record_without_instances_is_followed_by_another_deployment() -> None:
     assert turn_of(planned(states, llama(16)))["why"] == "deployed again"
 
 
+@pytest.mark.parametrize(
+    ("wanted", "generation"),
+    [
+        ([], 2),  # a host that was away has it removed, too
+        (llama(16, hosts=["n3"]), 3),  # its way back is that the others do not have it
+        (llama(16), 3),
+    ],
+)
+def test_what_comes_again_has_another_number_than_its_removal(wanted: Any, generation: int) -> None:
+    states = run(two(("n1", "n2", "n3")), llama())
+    states = {**states, **run({name: states[name] for name in ("n1", "n2")}, [])}
+    assert turn_of(planned(states, wanted))["generation"] == generation
+
+
 # ---- what is not known -------------------------------------------------------------------------------
 
 SPANNING = {"nodes": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}

@@ -157,7 +157,9 @@ def test_why_a_host_did_not_come_back(action: str, text: str) -> None:
 def test_instances_that_nobody_recorded_are_named_in_the_end() -> None:
     batches = [batch(1, [["n1/llama-0"]], lost=["n1/llama-0", "n1/llama-1"])]
     text = summarize_rollout("upgrade", batches, 1, {"turned": True, "why": "x"}, {})
-    assert "Rolled back: generation 2 serves again, except for n1/llama-0, n1/llama-1, of which no" in text
+    assert (
+        "Rolled back: generation 2 serves again, except for n1/llama-0, n1/llama-1, of which what ran" in text
+    )
 
 
 END = {

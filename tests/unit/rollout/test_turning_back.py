@@ -93,7 +93,10 @@ HOLD = Hold(1, "slower", failed=(2,))
         (revision(2), [host(kept=(ONE, TWO))], 1),
         # A deployment that was removed did not serve before.
         (revision(4), [host(kept=(ONE, TWO, GONE))], 0),
-        (revision(4), [host(kept=(ONE, TWO, GONE)), host(kept=(ONE,), at="n2")], 1),
+        (revision(4), [host(kept=(ONE, TWO, GONE)), host(kept=(ONE,), at="n2")], 3),
+        (revision(4), [host(kept=(ONE, GONE)), host("x", kept=(ONE,), at="n2")], 3),
+        (revision(4), [host(kept=(ONE, GONE, record(4))), host("x", kept=(ONE, record(4, "y")), at="n2")], 3),
+        (revision(4), [host(kept=(ONE, TWO)), host("x", kept=(ONE,), at="n2")], 1),  # it may never have served
         # Its number is not known yet: all that runs did so before.
         (revision(None), [host("x", kept=(ONE,))], 1),
         (revision(None), [host(kept=(ONE,))], 0),
@@ -247,10 +250,38 @@ def test_of_those_held_together_only_what_follows_the_inventory_is() -> None:
     assert {name: set(held) for name, held in found.items()} == {"a": {"a"}}
 
 
-def test_what_is_held_with_another_may_have_no_generation_that_failed() -> None:
-    both = changes("a") | {"b": revision(None, "n1", name="b")}
-    found = holds_of(batches((A, B)), both, [host("x", kept=(ONE,))], EARLIER)
-    assert {name: hold.failed for name, hold in found["a"].items()} == {"a": (4,), "b": (0,)}
+THERE = record(4, "new", name="b")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        revision(None, "n1", name="b"),  # it has no generation
+        revision(4, "n1", name="b", kind=HELD),
+        revision(4, "n1", "n2", name="b", made=THERE),  # n2 has it already: here it only joins
+    ],
+)
+@pytest.mark.parametrize("groups", [[(A, B)], [(A, B), (B, C)], [(NEW_A,), (OLD_B, C)]])
+def test_what_is_not_new_is_not_held_with_another_nor_binds_it_to_others(
+    groups: list[tuple[RolloutInstance, ...]], other: RevisionChange
+) -> None:
+    """It serves elsewhere as it is, and what it serves there has to stay."""
+    hosts = [host("x", kept=(ONE,)), host("new", kept=(THERE,), at="n2", name="b")]
+    found = holds_of(batches(*groups), {**changes("a", "c"), "b": other}, hosts, EARLIER)
+    assert {name: set(held) for name, held in found.items() if name == "a"} == {"a": {"a"}}
+
+
+@pytest.mark.parametrize("groups", [[(A,)], [(A, B)], [(B, A)], [(NEW_A,), (OLD_B,)]])
+@pytest.mark.parametrize(
+    ("recorded", "whole"), [((), True), (("n1",), True), (("n1", "n2"), True), (("n1", "n3"), False)]
+)
+def test_nothing_is_held_where_an_engine_needs_a_host_that_takes_no_part(
+    groups: list[tuple[RolloutInstance, ...]], recorded: tuple[str, ...], whole: bool
+) -> None:
+    """Half of an engine serves nobody: the new release stays, and so does what came in its place."""
+    spans = replace(ONE, members=(ONE.members[0]._replace(hosts=recorded),))
+    found = holds_of(batches(*groups), changes("a", "b"), [host("x", kept=(spans,)), host(at="n2")], EARLIER)
+    assert bool(found) is whole
 
 
 def tried(there: Host) -> Host:
@@ -280,7 +311,10 @@ OWN = [host("x", kept=(ONE,))]
         # A host that joins those on which it runs, in a run that was interrupted.
         (revision(2, "n1", "n2", trial=TRIAL),
          [host("y", kept=(TWO,)), tried(host(kept=(TWO,), at="n2"))], False),
-        (revision(2, "n1"), [host("y", kept=(ONE, TWO)), host("x", kept=(ONE,), at="n2")], True),
+        # Another run has brought it to a host; the others were away, or left out.
+        (revision(2, "n1"), [host("y", kept=(ONE, TWO)), host("x", kept=(ONE,), at="n2")], False),
+        (revision(2, "n1", trial=TRIAL),
+         [tried(host("y", kept=(ONE, TWO))), host("x", kept=(ONE,), at="n2")], True),
         (revision(1, "n1"), [host("y", kept=(ONE, TWO))], False),  # that is put back
         # It was not here, or is to be here no more.
         (revision(2, "n1", made=TWO), [host()], True),

@@ -7,7 +7,7 @@ EDIT_EXAMPLES sets how many fleets are drawn, each with COMMITS edits; `make edi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.worlds import mishaps
-from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, planned, settled
+from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, edited, machine, planned, settled
 from tests.worlds.edits import Bounds, Drawn, edit, inventories, inventory_of
 
 EXAMPLES = int(os.environ.get("EDIT_EXAMPLES", "100"))
@@ -37,7 +37,7 @@ BETWEEN = ("nothing", "nothing", "nothing", "hold", "drain", "down", "die", "fai
 TAKEN_AWAY = {"is held, but cannot run", "which the inventory gives to another deployment"}
 """Why a host is left out whose release was turned back: other edits, earlier or of the same commit, have taken from it
 what the one before needs, or have given its model, which no load balancer has asked there, to another deployment."""
-LEAST_TRIED, LEAST_ACCEPTED = 0.6, 0.6
+LEAST = 0.8 if EXAMPLES >= 1000 else 0.6
 """The share of edits that have to be tried, and of these carried out and not refused: else the generator would prove
 little. Of thousands it is 0.94 and 0.89; of a hundred fleets, which resemble one another, 0.79 now and then.
 """
@@ -58,8 +58,8 @@ TALLY = Tally()
 def test_every_edit_keeps_its_promises_or_is_refused() -> None:
     TALLY.__init__()  # type: ignore[misc]
     edited_fleets()
-    assert TALLY.tried >= EXAMPLES * COMMITS * LEAST_TRIED
-    assert TALLY.accepted / TALLY.tried >= LEAST_ACCEPTED, TALLY.refusals[:20]
+    assert TALLY.tried >= EXAMPLES * COMMITS * LEAST
+    assert TALLY.accepted / TALLY.tried >= LEAST, TALLY.refusals[:20]
     print(f"{TALLY.tried} edits, {TALLY.accepted} carried out")
 
 
@@ -97,6 +97,46 @@ def test_a_run_may_die_at_any_moment(data: Any) -> None:
             held_and_left(run, changed, there, which, note, before)
 
 
+@pytest.mark.deep
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def test_a_host_comes_back_to_a_release_that_is_turned_back(data: Any) -> None:
+    """It has what served before it was away; what came meanwhile serves on elsewhere, whichever batch fails."""
+    draw = Drawn(data.draw)
+    inventory = inventory_of(draw, SMALL)
+    others = sorted(inventory.hosts.keys() - inventory.balancers.keys())
+    if len(inventory.hosts) < 2 or not others:
+        return
+    meanwhile, names = edit(draw, inventory, most=2)
+    changed, more = edit(draw, meanwhile, most=2)
+    operation = data.draw(st.sampled_from(("deploy", "upgrade")))
+    away = draw.one_of(others)
+    without = lacking(meanwhile, away)
+    try:
+        there = settled(inventory).named_as(without)
+        site = carried_out(planned(without, there), without, there).named_as(changed)
+        done = planned(changed, site, operation)
+    except FleetError:
+        return
+    if done.plan.excluded:
+        return
+    for failed in verdicts(done):
+        joined = {name for name in changed.hosts if machine(name) == machine(away)}
+        label = f"{names}, {away} away, {more} with {operation}"
+        held_and_left(done, changed, site, failed, label, in_service(done)[0], joined)
+
+
+def lacking(inventory: Inventory, host: str) -> Inventory:
+    """The inventory without a host."""
+    deployments = tuple(
+        {**item, "hosts": [name for name in item["hosts"] if name != host]} if "hosts" in item else item
+        for item in inventory.deployments
+    )
+    hosts = {name: address for name, address in inventory.hosts.items() if name != host}
+    modes = {name: mode for name, mode in inventory.modes.items() if name != host}
+    return edited(inventory, hosts=hosts, deployments=deployments, modes=modes)
+
+
 @settings(max_examples=EXAMPLES)
 @given(st.data())
 def edited_fleets(data: Any) -> None:
@@ -111,7 +151,8 @@ def edited_fleets(data: Any) -> None:
         operation = data.draw(st.sampled_from(("deploy", "deploy", "upgrade")))
         before = {"hold": mishaps.hold, "drain": mishaps.drain}.get(between, lambda _draw, there: there)
         site = before(data.draw, site)
-        after = deployed(data, changed, site.named_as(changed), operation, between, names)
+        joined = {name for name in changed.hosts if machine(name) not in map(machine, inventory.hosts)}
+        after = deployed(data, changed, site.named_as(changed), operation, between, names, joined)
         TALLY.tried += 1
         if after is not None:
             TALLY.accepted += 1
@@ -119,7 +160,13 @@ def edited_fleets(data: Any) -> None:
 
 
 def deployed(
-    data: Any, inventory: Inventory, site: Site, operation: str, between: str, names: list[str]
+    data: Any,
+    inventory: Inventory,
+    site: Site,
+    operation: str,
+    between: str,
+    names: list[str],
+    joined: Collection[str],
 ) -> Site | None:
     """Plan, simulate and carry out an edit; return what the hosts have then, None where it was refused by name."""
     seen = without_one(data, inventory, site) if between == "down" else site
@@ -142,7 +189,7 @@ def deployed(
         assert_way_back(done, label)
     if between == "verdict" and (there := verdicts(done)):
         failed = there[data.draw(st.integers(0, len(there) - 1))]
-        return held_and_left(done, inventory, site, failed, label, in_service(done)[0])
+        return held_and_left(done, inventory, site, failed, label, in_service(done)[0], joined)
     if between == "die" and mishaps.may_die(done):
         before = in_service(done)[0]
         moments = mishaps.moments(done)
@@ -154,7 +201,9 @@ def deployed(
         assert_only_what_starts_is_to_come(done, f"{label}, died at {moment.step}")
         if (there := verdicts(done)) and data.draw(st.booleans()):
             failed = there[data.draw(st.integers(0, len(there) - 1))]
-            return held_and_left(done, inventory, site, failed, f"{label}, died at {moment.step}", before)
+            return held_and_left(
+                done, inventory, site, failed, f"{label}, died at {moment.step}", before, joined
+            )
     return ended(done, inventory, site, label)[0]
 
 
@@ -210,10 +259,12 @@ def held_and_left(
     failed: tuple[Any, str],
     label: str,
     before: dict[Any, int],
+    joined: Collection[str] = (),
 ) -> Site:
     """A release is turned back: the next run keeps what serves, and the one after that does nothing but say so.
 
-    before: what was in service before the release, of which an earlier run may have brought a part.
+    before: what was in service before the release, of which an earlier run may have brought a part. joined: hosts that
+    were not in the inventory before, where what is held may have the place of what serves elsewhere by now.
     """
     batch, phase = failed
     label = f"{label}, {batch['text']} failed its verdict in {phase}"
@@ -228,7 +279,12 @@ def held_and_left(
         refused(error)
         return site
     if again.plan.excluded:
-        assert all(any(said in why for said in TAKEN_AWAY) for _host, why in again.plan.excluded), label
+        others = [
+            why
+            for host, why in again.plan.excluded
+            if not any(said in why for said in TAKEN_AWAY) and not (host in joined and "held. To try" in why)
+        ]
+        assert not others, f"{label}: {others}"
         return site
     found = again.simulate()
     assert not found.violations, f"{label}: {found.violations[:3]}"
@@ -236,9 +292,21 @@ def held_and_left(
     lost = {asked for asked in before.keys() & wanted.keys() if not kept.get(asked)}
     assert not lost, f"{label}: nobody serves {lost}"
     there, then = ended(again, inventory, back, label)
+    if "died" not in label:  # else the run before has begun to change them
+        assert instances_of(there, again, batch["holds"]) == instances_of(site, again, batch["holds"]), label
     held = {item.deployment for item in then.plan.revisions if item.source.ignored}
     assert held >= batch["holds"].keys(), label
     return there
+
+
+def instances_of(site: Site, done: Planned, deployments: Collection[str]) -> dict[tuple[str, str], str]:
+    """The instances of deployments on the hosts of a run, as they are defined."""
+    return {
+        (name, item["name"]): item["spec_hash"]
+        for name in (host.host.name for host in done.plan.hosts)
+        for item in (site.states.get(name) or {}).get("instances", ())
+        if item["deployment"] in deployments
+    }
 
 
 def in_service(done: Planned) -> tuple[dict[Any, int], dict[Any, int]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import explain_rollout
 
 from tests.helpers.some import some
 from tests.unit.simulation.test_random_edits import failures
@@ -68,7 +69,7 @@ EDITS: dict[str, tuple[Inventory, Inventory, dict[str, int]]] = {
 def back(before: Inventory, after: Inventory, holds: dict[str, int]) -> tuple[Site, Planned]:
     """What the hosts have when the first batch with these holds failed its verdict; and the plan of that run."""
     site = settled(before)
-    done = planned(after, site, "upgrade", upgrade_min_in=1)
+    done = planned(after, site, "upgrade", min_in=1)
     there = [failed for failed in failures(done) if failed[0]["holds"] == holds]
     assert there, [(batch["text"], batch["holds"]) for batch, _phase in failures(done)]
     return mishaps.turned_back(done, after, site, there[0]), done
@@ -115,7 +116,7 @@ def test_what_ends_it(edit: str, operation: str, way: str) -> None:
     site, _done = back(before, after, holds)
     other = of(*({**one, "engine_args": {"max_num_seqs": 8}} for one in after.deployments))
     wanted = {"put back": before, "again": after, "another definition": other}[way]
-    done = planned(wanted, site, operation, retry=way == "again", upgrade_min_in=1)
+    done = planned(wanted, site, operation, retry=way == "again", min_in=1)
     assert done.plan.ignored == []
     site = carried_out(done, wanted, site, LATER[1])
     assert (holding(site), names(site)) == ({}, names(settled(wanted)))
@@ -126,10 +127,10 @@ def test_what_ends_it(edit: str, operation: str, way: str) -> None:
 def test_what_served_before_is_not_held_when_it_is_put_back_after_an_interruption() -> None:
     before, after, _holds = EDITS["a flag"]
     site = settled(before)
-    done = planned(after, site, "upgrade", upgrade_min_in=1)
+    done = planned(after, site, "upgrade", min_in=1)
     moment = next(item for item in mishaps.moments(done) if "phase watch" in item.step)
     died = mishaps.died_at(moment, done, after, site)
-    there = planned(before, died, "upgrade", upgrade_min_in=1)
+    there = planned(before, died, "upgrade", min_in=1)
     assert there.rollout
     assert there.rollout.batches
     assert [batch["holds"] for batch in there.rollout.batches] == [{}] * len(there.rollout.batches)
@@ -162,12 +163,12 @@ def test_a_release_that_was_interrupted_is_turned_back_as_a_whole(edit: str) -> 
     """Also when what it replaces is gone already, and only the last batch is left."""
     before, after, holds = EDITS[edit]
     site = settled(before)
-    done = planned(after, site, "upgrade", upgrade_min_in=1)
+    done = planned(after, site, "upgrade", min_in=1)
     found = [
         (moment.step, batch["holds"])
         for moment in mishaps.moments(done)[1:-1]
         for batch, _phase in failures(
-            planned(after, mishaps.died_at(moment, done, after, site), "upgrade", upgrade_min_in=1)
+            planned(after, mishaps.died_at(moment, done, after, site), "upgrade", min_in=1)
         )
         if batch["holds"]
     ]
@@ -208,6 +209,57 @@ def test_what_left_while_a_host_was_away_stays_away() -> None:
     assert planned(wanted, site, "upgrade").plan.changes == 0
 
 
+def test_what_left_while_a_host_was_away_is_not_held_with_who_takes_its_port() -> None:
+    """The host comes back when a deployment that did not change then gets the port that the former one has there."""
+    more = {**FLEET, "n3": "192.0.2.13"}
+    first = replace(of(named("ada", 0, 1), made("bob", 2, port=8100)), hosts=more)
+    renamed = of(named("dan", 0), made("bob", 2, port=8100))
+    site = carried_out(planned(renamed, settled(first)), renamed, settled(first))
+    wanted = replace(of(named("dan", 0), made("bob", 2, port=8001)), hosts=more)
+    done = planned(wanted, site, "upgrade", min_in=1)
+    there = some(failed for failed in failures(done) if failed[0]["holds"])
+    assert all(batch["holds"] == {"bob": 1} for batch, _phase in there)
+    site = mishaps.turned_back(done, wanted, site, there[0])
+    again = planned(wanted, site, "upgrade", min_in=1)
+    assert (again.plan.excluded, again.simulate().violations) == ((), ())
+
+
+def test_a_host_that_comes_back_and_fails_changes_nothing_elsewhere() -> None:
+    """It was away when the others got the release, and the host from which the deployment was taken does not get it."""
+    more = {**FLEET, "n3": "192.0.2.13"}
+    first = replace(of(named("ada", 0, 1)), hosts=more)
+    released = of({**named("ada", 0, 1), **FLAG, "hosts": ["n2"]})
+    site = carried_out(planned(released, settled(first)), released, settled(first))
+    wanted = replace(of({**named("ada", 0, 1), **FLAG, "hosts": ["n2", "n3"]}), hosts=more)
+    for inventory, holds in ((wanted, {}), (of_seqs(wanted, 8), {"ada": 2})):
+        done = planned(inventory, site, "upgrade", min_in=1)
+        for failed in some(failures(done)):
+            assert failed[0]["holds"] == holds
+            back_again = mishaps.turned_back(done, inventory, site, failed)
+            again = planned(inventory, back_again, "upgrade", min_in=1)
+            assert (again.plan.excluded, again.simulate().violations) == ((), ())
+            there = carried_out(again, inventory, back_again)
+            assert names(there) == names(site)
+
+
+def of_seqs(inventory: Inventory, count: int) -> Inventory:
+    """The inventory with another flag."""
+    changed = ({**one, "engine_args": {"max_num_seqs": count}} for one in inventory.deployments)
+    return replace(inventory, deployments=tuple(changed))
+
+
+def test_half_of_an_engine_whose_other_host_has_left_is_no_way_back() -> None:
+    span = {"nodes": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "hosts": ["n1", "n2"]}
+    here = {"n2": FLEET["n2"]}
+    site = settled(replace(of({**named("ada", 0), **span}), balancers=here))
+    done = planned(replace(of(named("ada", 0)), hosts=here, balancers=here), site, "upgrade")
+    assert done.rollout
+    assert [(batch["holds"], batch["lost"]) for batch in done.rollout.batches] == [({}, ["n2/ada-0"])]
+    text = "\n".join(explain_rollout(done.rollout, {"drain": 1, "stop": 1, "start": 1}))
+    assert "what it replaces cannot be measured" in text
+    assert "one way  n2/ada-0: what ran before is not recorded, or its engine needs a host" in text
+
+
 # ---- model names that change hands -------------------------------------------------------------------
 
 SWAP = (
@@ -229,7 +281,7 @@ def swap_turned_back(*others: dict[str, Any]) -> tuple[Inventory, Site]:
     """
     first, wanted = (replace(one, deployments=(*one.deployments, *others)) for one in SWAP)
     site = settled(replace(first, balancers={}))
-    done = planned(wanted, site, upgrade_min_in=0)
+    done = planned(wanted, site, min_in=0)
     failed = next(failed for failed in failures(done) if failed[0]["holds"] == {"ada": 1, "bob": 1})
     site = mishaps.turned_back(done, wanted, site, failed)
     site.seen.clear()  # it was not installed yet
