@@ -104,21 +104,25 @@ def _is_new(revision: RevisionChange, hosts: Sequence[Host], earlier: int) -> bo
 
 def _changes(revision: RevisionChange, host: Host, earlier: int) -> bool:
     """Return whether a host's instances are to be others than those of an earlier generation."""
-    step = revision.hosts.get(host.name)
-    if step is None:
+    step, history = revision.hosts.get(host.name), _history(host, revision.deployment)
+    if step:
+        new = step.record or history.as_of(step.wanted or 0)
+    elif history.newest and not history.newest.members:
+        new = history.newest  # it was removed, and recorded so; it may run again
+    else:
         return False
-    history = _history(host, revision.deployment)
-    new, old = step.record or history.as_of(step.wanted or 0), history.as_of(earlier)
+    old = history.as_of(earlier)
     return (new.specs if new else {}) != (old.specs if old else {})
 
 
 def _left_before(other: RevisionChange, hosts: Sequence[Host]) -> bool:
-    """Return whether an earlier run ended a deployment for good: a host recorded that it has nothing of it any more.
+    """Return whether an earlier run ended a deployment for good: a host recorded that it has nothing of it, nor has it.
 
-    Not if a rollout that is still open replaces it: what that one does goes back with it.
+    It may have that record and run it all the same, as it was turned back. Not if a rollout that is still open replaces
+    it: what that one does goes back with it.
     """
     gone = any(
-        newest.generation == other.generation and not newest.members
+        newest.generation == other.generation and not newest.members and not _runs(host, other.deployment)
         for host in hosts
         if (newest := _history(host, other.deployment).newest)
     )
@@ -129,6 +133,10 @@ def _left_before(other: RevisionChange, hosts: Sequence[Host]) -> bool:
         for history in host.state.generations
         if history.trial
     )
+
+
+def _runs(host: Host, deployment: str) -> bool:
+    return any(item.deployment == deployment for item in (host.state.instances if host.state else ()))
 
 
 def _history(host: Host, deployment: str) -> History:

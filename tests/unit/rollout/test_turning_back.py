@@ -214,6 +214,14 @@ def test_what_had_left_before_is_not_held_together(
     assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"} if both else {"a"}}
 
 
+@pytest.mark.parametrize(("runs", "both"), [((), False), (("z",), True)])
+def test_what_runs_again_after_it_was_removed_has_not_left(runs: tuple[str, ...], both: bool) -> None:
+    """It was removed by a release that was turned back; the next one removes it again."""
+    hosts = [host("x", kept=(ONE,)), host(*runs, kept=(record(4, name="b"),), at="n2", name="b")]
+    found = holds_of(batches((NEW_A,), (OLD_B,)), changes("a", "b"), hosts, EARLIER)
+    assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"} if both else {"a"}}
+
+
 BEGUN = replace(TRIAL, before=1, together={"b": 2, "of nobody": 1})
 
 

@@ -7,8 +7,8 @@ EDIT_EXAMPLES sets how many fleets are drawn, each with COMMITS edits; `make edi
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,9 +24,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from tests.worlds import mishaps
+from tests.worlds import edits, mishaps
 from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, edited, machine, planned, settled
-from tests.worlds.edits import Bounds, Drawn, edit, inventories, inventory_of
+from tests.worlds.edits import EDITS, Bounds, Drawn, Edit, edit, inventories, inventory_of
 
 EXAMPLES = int(os.environ.get("EDIT_EXAMPLES", "100"))
 COMMITS = 5
@@ -34,6 +34,10 @@ SMALL = Bounds(hosts=3, balancers=2, deployments=3)
 """Fleets whose runs are tried at every moment."""
 BETWEEN = ("nothing", "nothing", "nothing", "hold", "drain", "down", "die", "fail", "verdict")
 """What happens before an edit is deployed, or while it is."""
+CHANGING_HANDS = (
+    *EDITS, *3 * (edits.add_host, edits.remove_host), *2 * (edits.rename, edits.move_hosts, edits.flags),
+    edits.rename_with_its_model, edits.swap_gpus, edits.swap_ports, edits.split, edits.join,
+)  # fmt: skip
 TAKEN_AWAY = {"is held, but cannot run", "which the inventory gives to another deployment"}
 """Why a host is left out whose release was turned back: other edits, earlier or of the same commit, have taken from it
 what the one before needs, or have given its model, which no load balancer has asked there, to another deployment."""
@@ -146,19 +150,36 @@ def lacking(inventory: Inventory, host: str) -> Inventory:
 @settings(max_examples=EXAMPLES)
 @given(st.data())
 def edited_fleets(data: Any) -> None:
-    inventory = data.draw(inventories())
+    edit_after_edit(data, data.draw(inventories()), BETWEEN, most=4)
+
+
+@pytest.mark.deep
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def test_releases_that_are_turned_back_again_and_again(data: Any) -> None:
+    """Small fleets, whose names, hosts, GPUs and ports change hands: what is held meets what was held before."""
+    inventory = inventory_of(Drawn(data.draw), replace(SMALL, hosts=4))
+    edit_after_edit(
+        data, inventory, ("nothing", "hold", "die", "verdict", "verdict"), most=2, among=CHANGING_HANDS
+    )
+
+
+def edit_after_edit(
+    data: Any, inventory: Inventory, between: Sequence[str], most: int, among: Sequence[Edit] = EDITS
+) -> None:
+    """COMMITS edits of a fleet are deployed, one after the other. between: what may happen meanwhile."""
     try:
         site = settled(inventory)
     except FleetError:  # what the generator puts together may contradict itself
         return
     for _ in range(COMMITS):
-        changed, names = edit(Drawn(data.draw), inventory)
-        between = data.draw(st.sampled_from(BETWEEN))
+        changed, names = edit(Drawn(data.draw), inventory, most, among)
+        happens = data.draw(st.sampled_from(between))
         operation = data.draw(st.sampled_from(("deploy", "deploy", "upgrade")))
-        before = {"hold": mishaps.hold, "drain": mishaps.drain}.get(between, lambda _draw, there: there)
+        before = {"hold": mishaps.hold, "drain": mishaps.drain}.get(happens, lambda _draw, there: there)
         site = before(data.draw, site)
         joined = {name for name in changed.hosts if machine(name) not in map(machine, inventory.hosts)}
-        after = deployed(data, changed, site.named_as(changed), operation, between, names, joined)
+        after = deployed(data, changed, site.named_as(changed), operation, happens, names, joined)
         TALLY.tried += 1
         if after is not None:
             TALLY.accepted += 1

@@ -242,6 +242,22 @@ def test_a_host_that_comes_back_and_fails_changes_nothing_elsewhere() -> None:
             assert names(there) == names(site)
 
 
+@pytest.mark.parametrize("edit", ["renamed", "renamed, and its clients notice nothing", "split", "joined"])
+def test_what_was_turned_back_is_turned_back_again(edit: str) -> None:
+    """The next definition fails, too: what the first one would have replaced has to stay once more."""
+    before, after, holds = EDITS[edit]
+    site, _done = back(before, after, holds)
+    site = carried_out(planned(after, site, min_in=1), after, site, LATER[0])
+    other = of_seqs(after, 8)
+    done = planned(other, site, "upgrade", min_in=1)
+    there = some(failed for failed in failures(done) if failed[0]["holds"])
+    assert all(batch["holds"] == holds for batch, _phase in there)
+    for failed in there:
+        twice = mishaps.turned_back(done, other, site, failed, (None, LATER[1]))
+        again = planned(other, twice, "upgrade", min_in=1)
+        assert names(carried_out(again, other, twice)) == names(settled(before))
+
+
 def of_seqs(inventory: Inventory, count: int) -> Inventory:
     """The inventory with another flag."""
     changed = ({**one, "engine_args": {"max_num_seqs": count}} for one in inventory.deployments)
