@@ -128,14 +128,14 @@ def _composed(
         wanted[host] = drafts[key]
     lacking = {host for host, item in wanted.items() if item}
     # An interrupted run, or one with --limit, recorded this number on some hosts: the others use it too.
+    # A removal is nobody's to join: what leaves or comes later goes back to it where it was, and only there.
     joins = highest > 0 and all(
         (there := newest.get(host)) is None or there.generation < highest for host in lacking
     )
-    # What was removed and comes again has a number of its own: its way back is the removal.
-    ended = not source.trial and not any(
-        item.members for item in newest.values() if item and item.generation == highest
+    joins = joins and (
+        source.trial is not None
+        or any(item.members for item in newest.values() if item and item.generation == highest)
     )
-    joins = joins and not (ended and any(item.members for item in wanted.values() if item))
     number = highest if joins or not lacking else highest + 1
     steps: dict[str, HostRevision] = {}
     why, before = "", 0

@@ -59,18 +59,12 @@ def holds_of(
 
     Held with it are deployments with which it exchanges GPUs or ports, as they cannot go on without it, and those that
     stop serving a model name which it takes over, as nobody would serve it; and what these were to make possible in
-    turn. Not what serves elsewhere as it is to be here, nor what had left the fleet before, and is removed now from a
-    host that was away: they stay so. Nothing is held because of a definition that is not new, nor where what ran before
-    cannot be kept: it is unknown, or an engine of it needs a host that takes no part.
+    turn; but not what serves elsewhere as it is to be here. Nothing is held because of a definition that is not new,
+    nor where what ran before cannot be kept: it is unknown, or an engine of it needs a host that takes no part.
     """
     members = [item for batch in batches for group in batch.groups for item in group.members]
     coming = {item.deployment for item in members if item.new is not None}
-    own = {
-        one
-        for one, revision in revisions.items()
-        if one in earlier and _is_new(revision, hosts, earlier[one])
-        if one in coming or not _left_before(revision, hosts)
-    }
+    own = {one for one in revisions if one in earlier and _is_new(revisions[one], hosts, earlier[one])}
     exchanges = _exchanges(batches, own)
     found: dict[str, Holds] = {}
     for name in dict.fromkeys(batch.deployment for batch in batches if batch.deployment in coming & own):
@@ -113,30 +107,6 @@ def _changes(revision: RevisionChange, host: Host, earlier: int) -> bool:
         return False
     old = history.as_of(earlier)
     return (new.specs if new else {}) != (old.specs if old else {})
-
-
-def _left_before(other: RevisionChange, hosts: Sequence[Host]) -> bool:
-    """Return whether an earlier run ended a deployment for good: a host recorded that it has nothing of it, nor has it.
-
-    It may have that record and run it all the same, as it was turned back. Not if a rollout that is still open replaces
-    it: what that one does goes back with it.
-    """
-    gone = any(
-        newest.generation == other.generation and not newest.members and not _runs(host, other.deployment)
-        for host in hosts
-        if (newest := _history(host, other.deployment).newest)
-    )
-    return gone and not any(
-        other.deployment in history.trial.together
-        for host in hosts
-        if host.state
-        for history in host.state.generations
-        if history.trial
-    )
-
-
-def _runs(host: Host, deployment: str) -> bool:
-    return any(item.deployment == deployment for item in (host.state.instances if host.state else ()))
 
 
 def _history(host: Host, deployment: str) -> History:

@@ -187,39 +187,15 @@ def test_what_is_held_together(
     }
 
 
-@pytest.mark.parametrize(
-    ("gone", "trial", "both"),
-    [
-        # It left in an earlier run, whenever that was.
-        (record(4, name="b"), None, False),
-        (record(4, name="b"), replace(TRIAL, together={"c": 3}), False),
-        # This release removes it, and was interrupted.
-        (record(4, name="b"), replace(TRIAL, together={"b": 2}), True),
-        # It is there, or what it leaves with is another generation than what this host recorded.
-        (record(4, "y", name="b"), None, True),
-        (record(3, name="b"), None, True),
-    ],
-)
+@pytest.mark.parametrize("runs", [(), ("z",)])
 @pytest.mark.parametrize("groups", [[(NEW_A,), (OLD_B,)], [(A, OLD_B)]], ids=["its name", "its GPUs"])
-def test_what_had_left_before_is_not_held_together(
-    groups: list[tuple[RolloutInstance, ...]], gone: Generation, trial: OpenRollout | None, both: bool
+def test_what_was_removed_elsewhere_is_held_together(
+    groups: list[tuple[RolloutInstance, ...]], runs: tuple[str, ...]
 ) -> None:
-    assert EMPTY.state
-    histories = (History("b", (gone,)), History("a", (ONE,), trial=trial))
-    hosts = [
-        host("x", kept=(ONE,)),
-        replace(EMPTY, name="n2", state=replace(EMPTY.state, generations=histories)),
-    ]
+    """By an earlier commit, or by a release that was turned back, so that it runs again."""
+    hosts = [host("x", kept=(ONE,)), host(*runs, kept=(record(3, name="b"),), at="n2", name="b")]
     found = holds_of(batches(*groups), changes("a", "b"), hosts, EARLIER)
-    assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"} if both else {"a"}}
-
-
-@pytest.mark.parametrize(("runs", "both"), [((), False), (("z",), True)])
-def test_what_runs_again_after_it_was_removed_has_not_left(runs: tuple[str, ...], both: bool) -> None:
-    """It was removed by a release that was turned back; the next one removes it again."""
-    hosts = [host("x", kept=(ONE,)), host(*runs, kept=(record(4, name="b"),), at="n2", name="b")]
-    found = holds_of(batches((NEW_A,), (OLD_B,)), changes("a", "b"), hosts, EARLIER)
-    assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"} if both else {"a"}}
+    assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"}}
 
 
 BEGUN = replace(TRIAL, before=1, together={"b": 2, "of nobody": 1})

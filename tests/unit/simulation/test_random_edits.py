@@ -288,8 +288,10 @@ def held_and_left(
     before: dict[Any, int],
     joined: Collection[str] = (),
     complete: bool = True,
-) -> Site:
+) -> Site | None:
     """A release is turned back: the next run keeps what serves, and the one after that does nothing but say so.
+
+    None where a host is left out of it.
 
     before: what was in service before the release, of which an earlier run may have brought a part. joined: hosts that
     were not in the inventory before, where what is held may have the place of what serves elsewhere by now. complete:
@@ -314,7 +316,7 @@ def held_and_left(
             if not any(said in why for said in TAKEN_AWAY) and not (host in joined and "held. To try" in why)
         ]
         assert not others, f"{label}: {others}"
-        return site
+        return None
     found = again.simulate()
     assert not found.violations, f"{label}: {found.violations[:3]}"
     _then, kept = in_service(again)
