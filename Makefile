@@ -185,7 +185,7 @@ mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="s
 # Each example is a fleet and five edits, one after the other.
 edits: venv-dev ## random edits of random fleets, planned and simulated (EDIT_EXAMPLES=4000)
 	EDIT_EXAMPLES=$(or $(EDIT_EXAMPLES),4000) HISTORIES=$(or $(HISTORIES),200) $(BIN)/pytest -q --timeout=7200 \
-		tests/unit/simulation/test_random_edits.py tests/unit/simulation/test_hold_histories.py
+		-m "deep or not deep" tests/unit/simulation/test_random_edits.py tests/unit/simulation/test_hold_histories.py
 
 # What runs at night, and how long each may take; all run, whatever fails.
 NIGHTLY := 60m:test 240m:deep 20m:sanity 90m:edits 60m:bench 40m:parsers 60m:engines 40m:shapes 40m:quantizers 90m:mutants 20m:demo
