@@ -244,7 +244,7 @@ def _balancer(name: str, inventory: Inventory, site: Site) -> BalancerHost:
 
 def carried_out(done: Planned, inventory: Inventory, site: Site, now: str | None = None) -> Site:
     """What the hosts have after a plan was carried out, all of it; by default, a minute after what they have."""
-    now = now or _later(site)
+    now = now or later(site)
     data = done.plan.to_json()["hosts"]
     states = {name: copy.deepcopy(found) for name, found in site.states.items() if name not in data}
     for name, host in data.items():
@@ -264,14 +264,13 @@ def carried_out(done: Planned, inventory: Inventory, site: Site, now: str | None
     return Site(states, seen)
 
 
-def _later(site: Site) -> str:
-    made = [
-        one["made"]
-        for found in site.states.values()
-        for history in (found or {}).get("generations") or ()
-        for one in history["kept"]
-    ]
-    last = datetime.datetime.fromisoformat(max(made, default=NOW))
+def later(site: Site) -> str:
+    """A minute after all that the hosts have recorded."""
+    histories = [one for found in site.states.values() for one in (found or {}).get("generations") or ()]
+    made = [one["made"] for history in histories for one in history["kept"]]
+    made += [history.get(key) for history in histories for key in ("lifted", "ended")]
+    made += [(history.get(key) or {}).get("since") for history in histories for key in ("held", "trial")]
+    last = datetime.datetime.fromisoformat(max(filter(None, made), default=NOW))
     return (last + datetime.timedelta(minutes=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

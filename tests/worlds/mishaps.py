@@ -17,7 +17,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model im
 from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import Playbook
 from hypothesis import strategies as st
 
-from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, configured
+from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, configured, later
 
 Draw = Callable[[Any], Any]
 SINCE = "2026-11-21T23:00:00Z"
@@ -61,13 +61,14 @@ def died_at(
     done: Planned,
     inventory: Inventory,
     site: Site,
-    times: tuple[str | None, str] = (None, SINCE),
+    times: tuple[str | None, str | None] = (None, None),
 ) -> Site:
     """What the hosts have when the controller of a run died at a moment, after it had recorded the generations.
 
-    times: when the run recorded the generations, and when its rollout began.
+    times: when the run recorded the generations, and when its rollout began; by default, after all that is recorded.
     """
     after = carried_out(done, inventory, site, times[0])
+    began = times[1] or later(after)
     running: dict[str, list[Running]] = {}
     for item in moment.instances:
         running.setdefault(item.host, []).append(item)
@@ -83,7 +84,7 @@ def died_at(
     for entry in done.todo:
         state = after.states.get(entry["name"], {})
         for part in (entry["plan"], *_recorded(done, entry, moment.step)):
-            _note_trials(state, part, times[1])
+            _note_trials(state, part, began)
     for balancer in done.plan.balancers:
         after.seen[balancer.host.name] = _balancer_then(balancer, moment, site)
     return after
@@ -120,11 +121,11 @@ def turned_back(
     inventory: Inventory,
     site: Site,
     failed: tuple[Any, str],
-    times: tuple[str | None, str] = (None, SINCE),
+    times: tuple[str | None, str | None] = (None, None),
 ) -> Site:
     """What the hosts have when a batch failed its verdict in a phase, and was turned back and held.
 
-    times: when the run recorded the generations, and when it held them.
+    times: when the run recorded the generations, and when it held them; by default, after all that is recorded.
     """
     batch, phase = failed
     known = templates(done.plan, way_back=True)
@@ -140,12 +141,13 @@ def turned_back(
         if f"{item.host}/{item.name}" not in again or not _in_the_way(item, moment.instances)
     ]
     after = died_at(moment, done, inventory, site, times)
+    since = times[1] or later(after)
     for entry in done.todo:
         steps = (entry["plan"].get("rollout") or {}).get("holds", {}).get(batch["deployment"], {})
         for binding in steps["hold"]["args"]["bindings"] if steps else ():
-            held = {**copy.deepcopy(binding["held"]), "why": "slower", "since": times[1]}
+            held = {**copy.deepcopy(binding["held"]), "why": "slower", "since": since}
             history = _history(after.states[entry["name"]], binding["deployment"])
-            history.update(held=held, trial=None, ended=times[1])
+            history.update(held=held, trial=None, ended=since)
     return after
 
 
@@ -187,17 +189,16 @@ def configured_never() -> dict[str, Any]:
     return dict(NEVER)
 
 
-def hold(draw: Draw, site: Site) -> Site:
-    """A deployment is held at what it runs, as after a release that was turned back."""
+def hold(draw: Draw, inventory: Inventory, site: Site) -> Site:
+    """A deployment is held at what it runs, as after a release that was turned back; not on hosts that have left."""
     after = Site(copy.deepcopy(site.states), copy.deepcopy(site.seen))
-    names = sorted(
-        {item["deployment"] for state in site.states.values() for item in state.get("generations") or ()}
-    )
+    here = [after.states[name] for name in inventory.hosts if name in after.states]
+    names = sorted({item["deployment"] for state in here for item in state.get("generations") or ()})
     if names:
         name = draw(st.sampled_from(names))
         histories = [
             history
-            for state in after.states.values()
+            for state in here
             for history in state.get("generations") or ()
             if history["deployment"] == name and history["kept"]
         ]
@@ -205,11 +206,11 @@ def hold(draw: Draw, site: Site) -> Site:
         if any(history.get("held") for history in histories):  # what it runs may not be the last one
             return after
         for history in histories:
-            history["held"] = {"generation": number, "why": "slower", "since": SINCE}
+            history["held"] = {"generation": number, "why": "slower", "since": later(site)}
     return after
 
 
-def drain(draw: Draw, site: Site) -> Site:
+def drain(draw: Draw, _inventory: Inventory, site: Site) -> Site:
     """The operator has drained an instance, in every load balancer."""
     after = Site(copy.deepcopy(site.states), copy.deepcopy(site.seen))
     names = sorted(

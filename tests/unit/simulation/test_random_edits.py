@@ -178,8 +178,8 @@ def edit_after_edit(
         changed, names = edit(Drawn(data.draw), inventory, most, among)
         happens = data.draw(st.sampled_from(between))
         operation = data.draw(st.sampled_from(("deploy", "deploy", "upgrade")))
-        before = {"hold": mishaps.hold, "drain": mishaps.drain}.get(happens, lambda _draw, there: there)
-        site = before(data.draw, site)
+        if happens in ("hold", "drain"):
+            site = {"hold": mishaps.hold, "drain": mishaps.drain}[happens](data.draw, inventory, site)
         joined = {name for name in changed.hosts if machine(name) not in map(machine, inventory.hosts)}
         after = deployed(data, changed, site.named_as(changed), operation, happens, names, joined)
         TALLY.tried += 1
