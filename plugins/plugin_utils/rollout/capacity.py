@@ -57,9 +57,12 @@ def services(members: Sequence[RolloutInstance]) -> tuple[ModelService, ...]:
     """
     before: dict[Name, dict[str, str]] = {}
     after: dict[Name, set[str]] = {}
+    # What goes, and no load balancer has.
+    unasked = {item.present_engine for item in members if item.new is None and item.balancers == frozenset()}
     for item in members:
         # What starts before the first batch counts under the names that it gives up, too: it is out of service there.
-        for models in ([item.models] if item.starts else []) + ([item.old_models] if item.exists else []):
+        asked = item.exists and item.present_engine not in unasked
+        for models in ([item.models] if item.starts else []) + ([item.old_models] if asked else []):
             for name in names_of(item.deployment, models):
                 before.setdefault(name, {})[item.present_engine] = item.deployment
         for name in (

@@ -159,6 +159,16 @@ def test_what_starts_under_another_name_is_out_of_service_under_the_one_before()
     assert found == {"a": Capacity(1, 1, 0, 1), "a (m)": Capacity(3, 2, 2)}
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("goes", [True, False])
+def test_what_goes_and_no_load_balancer_has_counts_for_nothing(goes: bool, hosts: int) -> None:
+    """A run that added the first load balancer died: what it replaces was never asked there."""
+    keys = {"new": None if goes else "m", "in_service": False, "old_engine": "e" if hosts > 1 else ""}
+    worker = member("a-2", balancers=None if hosts > 1 else frozenset(), **keys)
+    found = capacities([behind("a-0", "lb"), behind("a-1", "", **keys), worker], None)
+    assert found["a"] == (Capacity(1, 1, 0) if goes else Capacity(4 - hosts, 1, 3 - hosts))
+
+
 def test_what_changes_take_and_give() -> None:
     gone, comes, out = member("a-1", "m", None), coming("b-0"), member("a-2", in_service=False)
     renamed = member("a-3", "m", "x")
