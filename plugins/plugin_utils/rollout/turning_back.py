@@ -101,8 +101,8 @@ def _changes(revision: RevisionChange, host: Host, earlier: int) -> bool:
     step, history = revision.hosts.get(host.name), _history(host, revision.deployment)
     if step:
         new = step.record or history.as_of(step.wanted or 0)
-    elif history.newest and not history.newest.members:
-        new = history.newest  # it was removed, and recorded so; it may run again
+    elif revision.source.held and history.newest and not history.newest.members:
+        new = history.newest  # it runs again, as its removal was turned back
     else:
         return False
     old = history.as_of(earlier)

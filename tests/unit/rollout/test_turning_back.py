@@ -198,6 +198,18 @@ def test_what_was_removed_elsewhere_is_held_together(
     assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"}}
 
 
+@pytest.mark.parametrize(("held", "both"), [(HOLD, True), (None, False)])
+def test_what_runs_although_its_removal_is_recorded(held: Hold | None, both: bool) -> None:
+    """It runs again, as a release was turned back; else a run died that was to remove it and held nothing."""
+    leaves = revision(3, name="b", held=held)
+    hosts = [
+        host("x", kept=(ONE,)),
+        host("z", kept=(record(1, "z", name="b"), record(3, name="b")), name="b"),
+    ]
+    found = holds_of(batches((A, OLD_B)), {**changes("a"), "b": leaves}, hosts, {"a": 1, "b": 1})
+    assert {name: set(some) for name, some in found.items()} == {"a": {"a", "b"} if both else {"a"}}
+
+
 BEGUN = replace(TRIAL, before=1, together={"b": 2, "of nobody": 1})
 
 
