@@ -275,8 +275,10 @@ def test_nothing_is_held_where_an_engine_needs_a_host_that_takes_no_part(
     groups: list[tuple[RolloutInstance, ...]], recorded: tuple[str, ...], whole: bool
 ) -> None:
     """Half of an engine serves nobody: the new release stays, and so does what came in its place."""
-    spans = replace(ONE, members=(ONE.members[0]._replace(hosts=recorded),))
-    found = holds_of(batches(*groups), changes("a", "b"), [host("x", kept=(spans,)), host(at="n2")], EARLIER)
+    spans = ONE.members[0]._replace(hosts=recorded)
+    stays = spans._replace(name="a-1", hosts=("n4", "n5"))  # no batch changes that one
+    hosts = [host("x", kept=(replace(ONE, members=(spans, stays)),)), host(at="n2")]
+    found = holds_of(batches(*groups), changes("a", "b"), hosts, EARLIER)
     assert bool(found) is whole
 
 
