@@ -12,7 +12,7 @@ import io
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from ..module_utils.common.hashing import spec_hash
@@ -49,7 +49,7 @@ class Bundle:
 
     files: dict[str, str]
 
-    @property
+    @cached_property
     def version(self) -> str:
         """Return the hash of the content."""
         return spec_hash(self.files)[:12]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from .compose import Instance, container, supervise_args
 TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 FILES = ("serve.sh", "env", "container.json")
 Render = Callable[[Instance], dict[str, str]]
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f]")
 
 
 def _environment(finalize: Callable[[Any], Any] | None = None) -> Any:
@@ -45,7 +47,7 @@ def template_renderer(template: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _of_one_line(value: Any) -> Any:
-    if any(ord(char) < 32 or ord(char) == 127 for char in str(value)):
+    if _CONTROL.search(str(value)):
         what = f"{value!r} holds a control character, and cannot be part of a load balancer's configuration."
         fix = (
             "Search the inventory for it, then the instances' records on the GPU hosts (plan.yml shows them)."

@@ -46,9 +46,11 @@ IGNORED = [{**ONE_FAILS[0], "ignore_errors": True}]
     [
         (WELL, True, {}, 10),
         pytest.param(IGNORED, True, {}, 10, marks=pytest.mark.deep),
-        (WELL, False, {}, 0),
+        pytest.param(WELL, False, {}, 0, marks=pytest.mark.deep),
         (ONE_FAILS, True, {}, 2),
-        (WELL, True, {"ANSIBLE_CALLBACKS_ENABLED": "ansible.builtin.junit"}, 2),
+        pytest.param(
+            WELL, True, {"ANSIBLE_CALLBACKS_ENABLED": "ansible.builtin.junit"}, 2, marks=pytest.mark.deep
+        ),
     ],
     ids=["all else was done", "a failure that is ignored", "nothing is held", "a host failed", "not enabled"],
 )

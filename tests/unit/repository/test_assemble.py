@@ -142,6 +142,7 @@ def parsed(path: Path) -> set[Path]:
     return found
 
 
+@pytest.mark.deep
 def test_imports_are_found_as_python_finds_them() -> None:
     files = sorted(PLUGINS.rglob("*.py"))
     assert len(files) > 500

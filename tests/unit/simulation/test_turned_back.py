@@ -65,6 +65,13 @@ EDITS: dict[str, tuple[Inventory, Inventory, dict[str, int]]] = {
     ),
 }
 
+AT_NIGHT = {"a flag of one of two", "renamed, and its clients notice nothing", "joined"}
+
+
+def some_now(*edits: str) -> list[Any]:
+    """Edits, of which those that resemble another one run in make deep only."""
+    return [pytest.param(edit, marks=pytest.mark.deep if edit in AT_NIGHT else ()) for edit in edits]
+
 
 def back(before: Inventory, after: Inventory, holds: dict[str, int]) -> tuple[Site, Planned]:
     """What the hosts have when the first batch with these holds failed its verdict; and the plan of that run."""
@@ -107,7 +114,7 @@ def test_what_served_serves_on_and_the_edit_is_held(edit: str, operation: str) -
 
 
 @pytest.mark.parametrize("operation", ["deploy", "upgrade"])
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edit", some_now(*EDITS))
 @pytest.mark.parametrize("way", ["put back", "again", "another definition"])
 def test_what_ends_it(edit: str, operation: str, way: str) -> None:
     before, after, holds = EDITS[edit]
@@ -153,12 +160,7 @@ def test_what_a_rollback_left_undone_is_held_at_what_runs() -> None:
     assert planned(after, site, "upgrade").plan.excluded == ()
 
 
-AT_NIGHT = {"a flag of one of two", "renamed, and its clients notice nothing", "joined"}
-
-
-@pytest.mark.parametrize(
-    "edit", [pytest.param(edit, marks=pytest.mark.deep if edit in AT_NIGHT else ()) for edit in EDITS]
-)
+@pytest.mark.parametrize("edit", some_now(*EDITS))
 def test_a_release_that_was_interrupted_is_turned_back_as_a_whole(edit: str) -> None:
     """Also when what it replaces is gone already, and only the last batch is left."""
     before, after, holds = EDITS[edit]
@@ -240,7 +242,9 @@ def test_a_host_that_comes_back_and_fails_changes_nothing_elsewhere() -> None:
             assert names(there) == names(site)
 
 
-@pytest.mark.parametrize("edit", ["renamed", "renamed, and its clients notice nothing", "split", "joined"])
+@pytest.mark.parametrize(
+    "edit", some_now("renamed", "renamed, and its clients notice nothing", "split", "joined")
+)
 def test_what_was_turned_back_is_turned_back_again(edit: str) -> None:
     """The next definition fails, too: what the first one would have replaced has to stay once more."""
     before, after, holds = EDITS[edit]

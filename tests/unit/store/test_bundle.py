@@ -423,7 +423,7 @@ def test_a_piece_of_a_wrong_blob_does_not_stay_when_the_blob_was_fetched_again(
     verify()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(1, 6))])
 def test_whatever_is_damaged_meanwhile_a_bundle_that_is_made_is_right(
     create: Any, verify: Any, source: Store, tmp_path: Path, seed: int
 ) -> None:
