@@ -241,6 +241,18 @@ def test_what_an_interrupted_release_replaced_goes_back_with_it(
     assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"} if both else {"a"}}
 
 
+def test_what_goes_back_with_it_need_not_have_a_generation_that_failed() -> None:
+    there = (
+        replace(EMPTY.state, generations=(History("a", (ONE, TWO), trial=BEGUN),)) if EMPTY.state else None
+    )
+    gone = {"a": revision(2, "n1", trial=BEGUN), "b": revision(None, name="b")}
+    found = holds_of(batches((A,)), gone, [replace(EMPTY, state=there)], {"a": 1, "b": 2})
+    assert {name: (hold.generation, hold.failed) for name, hold in found["a"].items()} == {
+        "a": (1, (2,)),
+        "b": (2, (0,)),
+    }
+
+
 def test_of_those_held_together_only_what_follows_the_inventory_is() -> None:
     found = holds_of(batches((A, B)), changes("a", "b"), [host("x", kept=(ONE,))], {"a": 1})
     assert {name: set(held) for name, held in found.items()} == {"a": {"a"}}
