@@ -275,6 +275,7 @@ ITEM, BESIDE = {"name": "llama-0"}, {"name": "llama-1"}
         ({"instances": [BESIDE, ITEM]}, True),
         ({"instances": [BESIDE]}, False),
         ({"new": {"name": ""}}, False),
+        ({"reference": {"run": "before"}, "instances": [ITEM]}, True),
         ({"new": None, "instances": None}, False),
     ],
 )
