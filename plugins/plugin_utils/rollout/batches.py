@@ -148,8 +148,8 @@ def _ordered(
         return []
 
     def left(group: ChangeGroup) -> bool:
-        """Return whether an earlier run left it drained: it takes nothing out of service, and returns."""
-        return any(item.left for item in group.members)
+        """Return whether an earlier run left it drained, so that it takes nothing out of service, and returns."""
+        return any(item.left for item in group.members) and not group.engines_lost
 
     fewer = {group.key: _gives_up([group], capacity) for group in groups}
 

@@ -567,7 +567,7 @@ class _HostRollout:
             new={"host": self.name, **item.described},
             reference=reference.described if reference else {},
             # What is new already was measured by the run that was cut off, or never.
-            measure=bool(old and found and found.state == "running" and not self._equal(found, item)),
+            measure=bool(old and found and self.is_ready(name) and not self._equal(found, item)),
             baseline=dict(self._baseline(batch.deployment)) if continued else {},
         )
 

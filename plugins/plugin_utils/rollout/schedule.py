@@ -95,10 +95,9 @@ class Queue:
         return self._turn(next(iter(self.instead(room, waiting)), able[0]), able, room)
 
     def instead(self, room: Room, waiting: Collection[str]) -> list[ChangeGroup]:
-        """Return what can change before a canary that does not fit: what only comes; any, if it was begun."""
-        return [
-            group for group in self.able(waiting) if room.fits([group]) and (self.begun or not group.exists)
-        ]
+        """Return what can be the canary in place of one that does not fit: what only comes is the first choice."""
+        fitting = [group for group in self.able(waiting) if room.fits([group])]
+        return sorted(fitting, key=lambda group: group.exists)
 
     def able(self, waiting: Collection[str]) -> list[ChangeGroup]:
         """Return the groups that wait for no other one."""

@@ -415,6 +415,25 @@ def test_what_an_earlier_run_left_drained_changes_first() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_left_as_a_whole_changes_before_what_takes_another_out_of_service() -> None:
+    """A run died that had drained its canary, which exchanges its GPU with another deployment's, and a reference."""
+    left = {"left": True, "in_service": False}
+    members = [
+        member("n1", 0, new=place(2, 8000), **left), member("n1", 1, new=place(3, 8001), **left),
+        member("n1", 2, deployment="other", new=place(0, 8002), **left),
+        member("n1", 3, deployment="other", new=place(1, 8003)),
+    ]  # fmt: skip
+    assert shown(sound(members).batches) == [["n1 llama-0 + other-2"], ["n1 llama-1 + other-3"]]
+
+
+def test_what_is_broken_changes_first_where_others_would_leave_too_few() -> None:
+    """The edit may be what mends it."""
+    broken = [member("n1", index, in_service=False) for index in (0, 1)]
+    batches = sound([*broken, *fleet(1, 4)[2:]]).batches
+    assert shown(batches)[0] == ["n1 llama-0"]
+    assert batches[0].canary is not None
+
+
 def test_what_leaves_fewer_engines_for_good_changes_last() -> None:
     """Two of them go back to an address that the load balancer does not reach; three serve, and one has to."""
     seen = {"balancers": frozenset({"n3"})}
@@ -517,7 +536,7 @@ WRONG = {
         "changing n1 llama-0 leaves 0",
     ),
     "too few serve already": (
-        [member("n1", 0, in_service=False), member("n1", 1, in_service=False), *fleet(1, 4)[2:]],
+        [*(member("n1", index, in_service=False, changes=False) for index in (0, 1)), *fleet(1, 4)[2:]],
         RolloutPolicy(),
         "only 2 of 4 engines of llama serve, and upgrade_min_in requires 2 of 4 engines of llama in service",
     ),
