@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ...module_utils.common.generations import History, Hold
 from ..desired.fleet import Host
@@ -65,11 +65,10 @@ def holds_of(
     members = [item for batch in batches for group in batch.groups for item in group.members]
     coming = {item.deployment for item in members if item.new is not None}
     own = {one for one in revisions if one in earlier and _is_new(revisions[one], hosts, earlier[one])}
-    exchanges = _exchanges(batches, own)
+    exchanges = _exchanges([*_changing(batches, own), *_begun(revisions, hosts, own, earlier)])
     found: dict[str, Holds] = {}
     for name in dict.fromkeys(batch.deployment for batch in batches if batch.deployment in coming & own):
         names = _bound(name, [item for item in members if item.deployment in own], exchanges)
-        names |= _together(revisions[name], hosts).keys() & earlier.keys()
         if _unrecorded(name, hosts) or _torn(names, members, hosts, earlier):
             continue
         found[name] = {
@@ -141,18 +140,29 @@ def _torn(
     )
 
 
-def _exchanges(batches: Iterable[Batch], own: Collection[str]) -> dict[str, set[str]]:
-    """Return for each of these deployments which of them change in the same groups, directly or through others.
+def _changing(batches: Iterable[Batch], own: Collection[str]) -> Iterator[set[str]]:
+    """Yield which of these deployments change in one group."""
+    for group in (group for batch in batches for group in batch.groups):
+        yield {item.deployment for item in group.members if item.deployment in own}
+
+
+def _begun(
+    revisions: Revisions, hosts: Sequence[Host], own: Collection[str], earlier: Mapping[str, int]
+) -> Iterator[set[str]]:
+    """Yield which deployments a rollout that an earlier run began would hold together."""
+    for name in own:
+        yield {name, *(_together(revisions[name], hosts).keys() & earlier.keys())}
+
+
+def _exchanges(sets: Iterable[set[str]]) -> dict[str, set[str]]:
+    """Return for each deployment of these sets which of them it is in a set with, directly or through others.
 
     Itself is one of them.
     """
     found: dict[str, set[str]] = {}
-    for group in (group for batch in batches for group in batch.groups):
-        joined = {item.deployment for item in group.members if item.deployment in own}
-        for name in list(joined):
-            joined |= found.get(name, set())
-        for name in joined:
-            found[name] = joined
+    for names in sets:
+        joined = names.union(*(found.get(name, ()) for name in names))
+        found |= dict.fromkeys(joined, joined)
     return found
 
 

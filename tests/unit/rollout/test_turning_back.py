@@ -241,6 +241,19 @@ def test_what_an_interrupted_release_replaced_goes_back_with_it(
     assert {name: set(held) for name, held in found.items()} == {"a": {"a", "b"} if both else {"a"}}
 
 
+@pytest.mark.parametrize(("together", "all_of_it"), [({"b": 1}, True), ({}, False)])
+def test_whichever_of_an_interrupted_release_fails_all_of_it_is_held(
+    together: dict[str, int], all_of_it: bool
+) -> None:
+    """They exchanged their ports, and the run died when one of them had changed: the other one comes alone."""
+    trial = replace(TRIAL, before=1, together=together)
+    kept = (History("a", (ONE, TWO), trial=trial), History("b", (record(1, "z", name="b"),)))
+    there = replace(EMPTY.state, generations=kept) if EMPTY.state else None
+    begun = {"a": revision(2, "n1", trial=trial), **changes("b")}
+    found = holds_of(batches((B,)), begun, [replace(EMPTY, state=there)], {"a": 1, "b": 1})
+    assert {name: set(held) for name, held in found.items()} == {"b": {"a", "b"} if all_of_it else {"b"}}
+
+
 def test_what_goes_back_with_it_need_not_have_a_generation_that_failed() -> None:
     there = (
         replace(EMPTY.state, generations=(History("a", (ONE, TWO), trial=BEGUN),)) if EMPTY.state else None
