@@ -104,6 +104,7 @@ TESTS = {
     ],
     "rollout.batches": [
         "rollout/test_batches",
+        "rollout/test_any_order",
         "rollout/test_rollout_balancer",
         "rollout/test_plan",
         "rollout/test_rollout_playbook",
@@ -140,6 +141,7 @@ TESTS = {
     "rollout.steps": ["rollout/test_rollout_steps"],
     "rollout.schedule": [
         "rollout/test_batches",
+        "rollout/test_any_order",
         "rollout/test_rollout_balancer",
         "simulation/test_reported_edits",
     ],
