@@ -169,17 +169,14 @@ def numa_balancing(host: Host) -> Action | None:
 def instance_key(host: Host, key: InstanceKey, stored: bool = False) -> Action | None:
     """Return the action that installs the load balancers' key, if the host has instances behind them.
 
-    One that runs takes the new key beside its own: as well one that this run stops, which serves until then, and one
-    that was started before load_balancer_instance_auth became false. stored: the host gets such instances as they were
-    recorded.
+    One that runs takes the new key beside its own: as well one that this run stops, which serves until then. Where
+    load_balancer_instance_auth is false, no new one asks for a key; but one that was started before does, so a host
+    that has a key keeps up with the balancers'. stored: the host gets such instances as they were recorded.
     """
     before = host.state.instance_key if host.state else "unknown"
-    there = stored or _balanced_at_present(host)
-    if key.mark:
-        needed = there or any(item.endpoint for item in host.deployments)
-    else:
-        needed = there and key.sent and bool(before)
-    if not needed or before == key.sent_mark:
+    balanced = stored or any(item.endpoint for item in host.deployments) or _balanced_at_present(host)
+    followed = bool(key.mark) or (key.sent and bool(before))
+    if not balanced or not followed or before == key.sent_mark:
         return None
     reason = "instances accept only requests with the load balancers' key"
     target, source = "of the load balancers", "load_balancer_instance_auth"

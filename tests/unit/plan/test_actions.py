@@ -7,7 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY, InstanceKey
+from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
+    NO_KEY,
+    InstanceKey,
+    header_map,
+    mark,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import has_image, size
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Host
 from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
@@ -146,6 +151,8 @@ def test_numa_balancing(
 # ---- the instances' key ------------------------------------------------------------------------------
 
 KEY = InstanceKey("instance-key", "new mark", True)
+SENT = "sk-instances-" + "i" * 30
+KEYLESS = InstanceKey("instance-key", "", True, header_map(SENT))
 WHY = "instances accept only requests with the load balancers' key"
 
 
@@ -166,6 +173,19 @@ def test_the_instances_key(found: Any, deployments: Any, key: InstanceKey, befor
     made = instance_key(host(found, *deployments), key)
     expected = ("of the load balancers", before, "new mark", WHY, "load_balancer_instance_auth")
     assert (told(made) if made else None) == (expected if before else None)
+
+
+@pytest.mark.parametrize("key", [KEY, KEYLESS, NO_KEY])
+@pytest.mark.parametrize("there", [None, "old mark", "new mark", mark(SENT)])
+def test_a_key_comes_with_the_instances_and_not_in_the_next_run(key: InstanceKey, there: str | None) -> None:
+    coming = host(state(instance_key=there), deployment())
+    assert instance_key(coming, key) == instance_key(coming, key, stored=True)
+
+
+def test_who_asks_for_no_key_keeps_up_with_it_where_there_is_one() -> None:
+    for there, before in ((None, None), ("old mark", "old mark"), (mark(SENT), None)):
+        made = instance_key(host(state(instance_key=there), deployment()), KEYLESS)
+        assert (told(made)[1:3] if made else None) == ((before, mark(SENT)) if before else None)
 
 
 # ---- partition modes ---------------------------------------------------------------------------------
