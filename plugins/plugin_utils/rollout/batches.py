@@ -172,8 +172,6 @@ def _ordered(
 
 def _after_each_other(groups: Sequence[ChangeGroup]) -> list[ChangeGroup]:
     """Return the groups in this order, but each after those that have to change before."""
-    if not any(group.after for group in groups):
-        return list(groups)
     found: dict[str, ChangeGroup] = {}
     rest, keys = list(groups), {group.key for group in groups}
     while rest:

@@ -66,18 +66,20 @@ def sound(
 
 
 @pytest.mark.parametrize(
-    ("members", "rank"),
+    ("members", "rank", "exists"),
     [
-        ((member("n1", 0), member("n1", 1, new=None)), 0),
-        ((member("n1", 0, old=None), member("n1", 1, new=None)), 1),
-        ((member("n1", 0, new=None), member("n1", 1, new=None)), 2),
+        ((member("n1", 0), member("n1", 1, new=None)), 0, True),
+        ((member("n1", 0, old=None), member("n1", 1, new=None)), 1, True),
+        ((member("n1", 0, old=None), member("n1", 1, old=None)), 1, False),
+        ((member("n1", 0, new=None), member("n1", 1, new=None)), 2, True),
     ],
-    ids=["changed", "added", "only gone"],
+    ids=["changed", "in the place of another", "added", "only gone"],
 )
 def test_what_changes_is_before_what_is_added_and_what_only_goes_is_last(
-    members: tuple[RolloutInstance, ...], rank: int
+    members: tuple[RolloutInstance, ...], rank: int, exists: bool
 ) -> None:
-    assert ChangeGroup(members).rank == rank
+    group = ChangeGroup(members)
+    assert (group.rank, group.exists) == (rank, exists)
 
 
 TOGETHER = {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,6 +156,13 @@ def test_what_is_lost_in_another_way_is_said_elsewhere() -> None:
     assert leaving_problems(after(base, site, hosts=hosts("n1", "n2", "n4")).plan, "100%") == ()
     site.seen["lb"]["running"] = False
     assert leaving_problems(after(base, site, hosts=hosts("n1")).plan, "100%") == ()
+
+
+def test_what_load_balancers_have_is_not_known_offline() -> None:
+    plan = after(fleet_of("n1", "n2", "n3"), hosts=hosts("n1")).plan
+    assert leaving_problems(plan, "100%")
+    unseen = [replace(item, host=replace(item.host, observed=None)) for item in plan.balancers]
+    assert leaving_problems(replace(plan, balancers=unseen), "100%") == ()
 
 
 def test_what_an_interrupted_run_was_to_start_does_not_serve() -> None:
