@@ -152,6 +152,8 @@ def test_what_is_lost_in_another_way_is_said_elsewhere() -> None:
     base = fleet_of("n1", "n2", "n3")
     less = after(base, deployments=(llama(gpus=[0], instances_per_host=1),))
     assert leaving_problems(less.plan, "100%") == ()
+    renamed = after(base, hosts=hosts("n1"), deployments=(llama(served_model_name="other"),))
+    assert leaving_problems(renamed.plan, "100%") == ()
     site = drained(settled(base), "n1", "operator")
     assert leaving_problems(after(base, site, hosts=hosts("n1", "n2", "n4")).plan, "100%") == ()
     site.seen["lb"]["running"] = False
