@@ -104,9 +104,8 @@ class Queue:
         return [group for group in self.rest if group.after.isdisjoint(waiting)]
 
     def _turn(self, first: ChangeGroup, able: Sequence[ChangeGroup], room: Room) -> ScheduledGroups:
-        if self.canary:
-            groups, size = [first], 1
-        else:
+        groups = [first]
+        if not self.canary:
             size = max(1, int(resolve_count(self.sizes[0], self.total)))
             self.sizes = self.sizes[1:] or self.sizes
             groups = self._beside(first, able, size, room)
@@ -193,7 +192,7 @@ def _oversized(group: ChangeGroup, room: Room, reported: set[str]) -> Iterable[P
                 f"{left}, and {kept}."
             )
             fix = f"Keep their GPUs and ports, or accept less capacity: {less}"
-        elif serving <= there.min_available and serving < there.total:
+        elif serving < there.total:
             what = f"only {serving} of {engines} of {name} serve, and {kept}."
             fix = f"Repair the others first (see status.yml, undrain.yml), or accept less capacity: {less}"
         else:
