@@ -211,11 +211,19 @@ def test_the_canary_has_one_to_be_compared_with_where_there_is_one() -> None:
     )
 
 
+def test_what_does_not_serve_is_no_reference() -> None:
+    members = fleet(1, 6)
+    members[1:3] = [replace(members[1], in_service=False), replace(members[2], headless=True)]
+    first = sound(members).batches[0]
+    assert (first.canary, first.reference) == (members[0], members[3])
+
+
 def test_a_canary_is_one_that_serves_though_another_of_its_group_does_not() -> None:
     """Ports move in a circle on n2; the instance on n1 is dead."""
     circle = [member("n2", index, new=place(index, 8001 - index), in_service=index > 0) for index in (0, 1)]
     batches = sound([member("n1", 0, in_service=False), *circle], RolloutPolicy(min_available=0)).batches
     assert shown(batches)[0] == ["n2 llama-0 + llama-1"]
+    assert batches[0].canary == circle[1]
 
 
 def test_no_reference_where_it_would_take_one_too_many() -> None:
