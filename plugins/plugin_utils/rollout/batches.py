@@ -92,7 +92,7 @@ def plan_rollout(
     for name, groups in by_deployment.items():
         trial = trials.get(name, CanaryProgress())
         coming = _ordered([group for group in groups if group.rank < REMOVAL], members, trial, capacity)
-        canary = bool(coming) and policy.canary and not trial.judged
+        canary = policy.canary and not trial.judged
         queues.append(Queue(name, coming, policy.serial, canary, canary and bool(trial.canary)))
         # In the end, as what comes of another deployment may serve the same model name.
         going = tuple(group for group in groups if group.rank == REMOVAL)
@@ -140,7 +140,7 @@ def _ordered(
     trial: CanaryProgress,
     capacity: Mapping[str, Capacity],
 ) -> list[ChangeGroup]:
-    """Return the canary, then one group of each host in turn, each after those it waits for.
+    """Return the canary, then one group of each host in turn; the schedule has those wait that come after others.
 
     Additions come after replacements, and after both what leaves fewer engines for good.
     """
@@ -156,7 +156,7 @@ def _ordered(
     def suits(group: ChangeGroup) -> tuple[bool, bool, bool, bool, int, bool, bool]:
         """Rank groups as canaries, the best last: interrupted ones, replacements, in service, with a reference."""
         mine = not trial.judged and any(item.id == trial.canary for item in group.members)
-        serves = any(item.in_service and item.exists for item in group.members)
+        serves = any(item.in_service for item in group.members)
         beside = _reference(group, members) is not None
         return not group.after, mine, left(group), not fewer[group.key], -group.rank, serves, beside
 
@@ -167,24 +167,13 @@ def _ordered(
         turn = turns[group.hosts] = turns.get(group.hosts, -1) + 1
         first = group is not canary, not left(group), fewer[group.key]
         order.append((*first, group.rank, turn, len(order), group))
-    return _after_each_other([item[6] for item in sorted(order, key=lambda item: item[:6])])
-
-
-def _after_each_other(groups: Sequence[ChangeGroup]) -> list[ChangeGroup]:
-    """Return the groups in this order, but each after those that have to change before."""
-    found: dict[str, ChangeGroup] = {}
-    rest, keys = list(groups), {group.key for group in groups}
-    while rest:
-        group = next(item for item in rest if found.keys() >= item.after & keys)
-        found[group.key] = group
-        rest.remove(group)
-    return list(found.values())
+    return [item[6] for item in sorted(order, key=lambda item: item[:6])]
 
 
 def _canary_instance(group: ChangeGroup) -> RolloutInstance | None:
     """Return the instance of a group to measure: one that answers requests, if possible one that did before too."""
     able = [item for item in group.members if item.new is not None and not item.headless]
-    return max(able, key=lambda item: item.exists and item.in_service, default=None)
+    return max(able, key=lambda item: item.in_service, default=None)
 
 
 def _reference(group: ChangeGroup, members: Sequence[RolloutInstance]) -> RolloutInstance | None:
@@ -198,7 +187,6 @@ def _reference(group: ChangeGroup, members: Sequence[RolloutInstance]) -> Rollou
             for item in members
             if (item.host, item.deployment) == (measured.host, measured.deployment)
             and item.id not in inside
-            and item.exists
             and item.in_service
             and not item.headless
             and not item.starts

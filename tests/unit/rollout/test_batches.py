@@ -214,8 +214,16 @@ def test_the_canary_has_one_to_be_compared_with_where_there_is_one() -> None:
 def test_what_does_not_serve_is_no_reference() -> None:
     members = fleet(1, 6)
     members[1:3] = [replace(members[1], in_service=False), replace(members[2], headless=True)]
+    members[3] = replace(members[3], changes=False, starts=True)
     first = sound(members).batches[0]
-    assert (first.canary, first.reference) == (members[0], members[3])
+    assert (first.canary, first.reference) == (members[0], members[4])
+
+
+def test_a_canary_waits_for_no_other_group() -> None:
+    """On n2, one takes the port of the other; the instance on n1 is dead."""
+    taker, giver = member("n2", 0, new=place(0, 8001)), member("n2", 1, new=place(1, 8002))
+    batches = sound([member("n1", 0, in_service=False), taker, giver], RolloutPolicy(min_available=0)).batches
+    assert batches[0].canary == giver
 
 
 def test_a_canary_is_one_that_serves_though_another_of_its_group_does_not() -> None:
@@ -403,6 +411,13 @@ def test_a_unit_over_hosts_is_measured_where_it_answers() -> None:
 # ---- after a controller that died --------------------------------------------------------------------
 
 
+def test_an_open_trial_of_an_engine_over_hosts_goes_on() -> None:
+    engine = [member("n2", 0, engine="e"), member("n3", 0, engine="e", headless=True)]
+    members = [member("n1", 0), *engine, member("n4", 0)]
+    batch = sound(members, trials={"llama": CanaryProgress("n2/llama-0")}).batches[0]
+    assert (batch.groups[0].members, batch.canary) == (tuple(engine), engine[0])
+
+
 @pytest.mark.parametrize(
     ("trial", "first"),
     [
@@ -425,15 +440,25 @@ def test_what_an_earlier_run_left_drained_changes_first() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_left_as_a_whole_changes_before_what_takes_another_out_of_service() -> None:
+def test_what_is_left_of_an_engine_changes_before_what_serves() -> None:
+    engine = [
+        member("n3", 0, engine="e", left=True, in_service=False),
+        member("n4", 0, engine="e", in_service=False),
+    ]
+    assert shown(sound([*fleet(2, 2), *engine]).batches)[0] == ["n3 llama-0, n4 llama-0"]
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+def test_what_is_left_as_a_whole_changes_before_what_takes_another_out_of_service(whole: int) -> None:
     """A run died that had drained its canary, which exchanges its GPU with another deployment's, and a reference."""
     left = {"left": True, "in_service": False}
     members = [
         member("n1", 0, new=place(2, 8000), **left), member("n1", 1, new=place(3, 8001), **left),
-        member("n1", 2, deployment="other", new=place(0, 8002), **left),
-        member("n1", 3, deployment="other", new=place(1, 8003)),
+        *(member("n1", 2 + at, deployment="other", new=place(at, 8002 + at), **(left if at == whole else {}))
+          for at in (0, 1)),
     ]  # fmt: skip
-    assert shown(sound(members).batches) == [["n1 llama-0 + other-2"], ["n1 llama-1 + other-3"]]
+    groups = [["n1 llama-0 + other-2"], ["n1 llama-1 + other-3"]]
+    assert shown(sound(members).batches) == (groups if whole == 0 else groups[::-1])
 
 
 def test_what_is_broken_changes_first_where_others_would_leave_too_few() -> None:
