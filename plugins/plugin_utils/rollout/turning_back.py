@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ...module_utils.common.generations import History, Hold
+from ...module_utils.common.generations import Generation, GenerationMember, History, Hold
 from ..desired.fleet import Host
 from ..generations.revisions import RevisionChange
-from ..generations.sources import INVENTORY, histories_by_name, running_numbers
+from ..generations.sources import HELD, INVENTORY, histories_by_name, running_numbers
 from ..instances.planned import running_member
 from .batches import Batch
 from .members import RolloutInstance
@@ -18,12 +18,40 @@ Holds = dict[str, Hold]
 
 
 def earlier_generations(revisions: Revisions, hosts: Sequence[Host]) -> dict[str, int]:
-    """Return the generation to which each deployment goes back; 0 for one that did not serve before."""
+    """Return the generation to which each deployment goes back; 0 for one that did not serve before.
+
+    Where a release was turned back, what the same run was to remove runs until the next one. It comes back as well, but
+    not where another deployment has its place by then.
+    """
     mine = {name: revision for name, revision in revisions.items() if revision.source.kind == INVENTORY}
-    found = {name: _earlier(revision, hosts) for name, revision in mine.items()}
+    both = {name: _earlier(revision, hosts) for name, revision in mine.items()}
+    together: dict[str, int] = {}
     for revision in mine.values():
-        found |= {name: number for name, number in _together(revision, hosts).items() if name in found}
+        together |= {name: number for name, number in _together(revision, hosts).items() if name in mine}
+    found = {name: number for name, (number, _removed) in both.items()} | together
+    stay = {name: one.generation or 0 for name, one in revisions.items() if one.source.kind == HELD} | found
+    for name in (one for one in mine if one not in together):
+        number, removed = both[name]
+        others = {other: kept for other, kept in stay.items() if other != name}
+        if removed != number and _has_a_place_of(others, name, number, hosts):
+            found[name] = stay[name] = removed
     return found
+
+
+def _has_a_place_of(others: Mapping[str, int], name: str, number: int, hosts: Sequence[Host]) -> bool:
+    """Return whether a generation needs a port or a GPU on a host that other ones, of other deployments, have there."""
+    for host in hosts:
+        made = _history(host, name).as_of(number)
+        there = [_history(host, other).as_of(kept) for other, kept in others.items()]
+        taken = [item for one in there if one for item in one.members]
+        if made and any(_collide(item, other) for item in made.members for other in taken):
+            return True
+    return False
+
+
+def _collide(one: GenerationMember, other: GenerationMember) -> bool:
+    shared = {*one.render_nodes} & {*other.render_nodes}
+    return bool({*one.ports} & {*other.ports} or (shared and one.share + other.share > 1 + 1e-9))
 
 
 def _together(revision: RevisionChange, hosts: Sequence[Host]) -> dict[str, int]:
@@ -33,18 +61,25 @@ def _together(revision: RevisionChange, hosts: Sequence[Host]) -> dict[str, int]
     return dict(set.intersection(*found)) if found else {}
 
 
-def _earlier(revision: RevisionChange, hosts: Sequence[Host]) -> int:
+def _earlier(revision: RevisionChange, hosts: Sequence[Host]) -> tuple[int, int]:
+    """Return the generation to which a deployment goes back: by what runs, and once what is to be removed is gone."""
     source, name, number = revision.source, revision.deployment, revision.generation or 0
     if source.held and source.held.generation != number:
-        return source.held.generation  # others that run were turned back
+        return source.held.generation, source.held.generation  # others that run were turned back
     if source.trial and source.trial.before is not None:
-        return source.trial.before
+        return source.trial.before, source.trial.before
+    recorded = [_history(host, name).as_of(number - 1) for host in hosts]
     runs = [running_numbers(host, name) - {number} for host in hosts]
-    idle = [
-        made
-        for host, found in zip(hosts, runs, strict=True)
-        if not found and (made := _history(host, name).as_of(number - 1))
-    ]
+    stay = [set() if made and not made.members else found for made, found in zip(recorded, runs, strict=True)]
+    return _newest(recorded, runs), _newest(recorded, stay)
+
+
+def _newest(recorded: Sequence[Generation | None], runs: Sequence[Collection[int]]) -> int:
+    """Return the number as of which each host has what it has now; 0 where nothing has served.
+
+    recorded: each host's last record; runs: the numbers that run there.
+    """
+    idle = [made for made, found in zip(recorded, runs, strict=True) if made and not found]
     # Where nothing runs anywhere: what ran last.
     served = set().union(*runs) or {made.generation for made in idle if made.members}
     removed = {made.generation for made in idle if not made.members}

@@ -125,6 +125,62 @@ def test_only_what_follows_the_inventory_goes_back() -> None:
     assert earlier_generations(changes, [host("x", kept=(ONE,))]) == {"b": 0}
 
 
+def at(port: int, node: str = "", share: float = 1.0, name: str = "a", number: int = 1) -> Generation:
+    """A generation with one instance, and its place."""
+    nodes = (node,) if node else ()
+    member = GenerationMember(f"{name}-0", "x", port, (port,), nodes, share)
+    return Generation(name, number, members=(member,))
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "expected"),
+    [
+        (at(8000), at(8001), 1),
+        (at(8000), at(8000), 0),
+        (at(8000, "renderD128"), at(8001, "renderD129"), 1),
+        (at(8000, "renderD128"), at(8001, "renderD128"), 0),
+        (at(8000, "renderD128", 0.5), at(8001, "renderD128", 0.5), 1),
+        (at(8000, "renderD128", 0.5), at(8001, "renderD128", 0.6), 0),
+    ],
+)
+@pytest.mark.parametrize("kind", ["held", "turned back again", "on another host", "goes by itself"])
+def test_what_is_still_to_be_removed_comes_back_where_nothing_has_its_place(
+    mine: Generation, other: Generation, expected: int, kind: str
+) -> None:
+    """As the release that was to replace it was turned back, it runs until the next run."""
+    there = replace(other, deployment="b", members=(other.members[0]._replace(name="b-0"),))
+    hosts = [host("x", kept=(mine, record(2)))]
+    beside = History("b", (there,))
+    if kind == "on another host":
+        hosts.append(host("x", kept=(there,), at="n2", name="b"))
+        expected = 1
+    else:
+        state = hosts[0].state
+        assert state
+        hosts = [replace(hosts[0], state=replace(state, generations=(*state.generations, beside)))]
+    changes = {"a": revision(3, "n1")}
+    if kind == "held":
+        changes["b"] = replace(revision(1, name="b", kind=HELD), generation=1)
+    elif kind != "goes by itself":
+        changes["b"] = revision(2, "n1", name="b", held=replace(HOLD, failed=(3,)))
+    else:
+        expected = 1
+    assert earlier_generations(changes, hosts)["a"] == expected
+
+
+def test_what_an_interrupted_release_says_of_it_holds_wherever_others_are() -> None:
+    trial = replace(TRIAL, before=1, together={"a": 1, "b": 1})
+    kept = (
+        History("a", (at(8000), record(2)), trial=trial),
+        History("b", (at(8000, name="b"),), trial=trial),
+    )
+    base = host("x", kept=(at(8000), record(2)))
+    assert base.state
+    there = replace(base, state=replace(base.state, generations=kept))
+    changes = {name: revision(3, "n1", name=name, trial=trial) for name in ("a", "b")}
+    assert earlier_generations(changes, [there]) == {"a": 1, "b": 1}
+
+
 def member(name: str, was: str | None, now: str | None) -> RolloutInstance:
     """An instance that serves a model name before and after; None if it is not there."""
     return RolloutInstance(

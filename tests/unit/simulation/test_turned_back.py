@@ -266,6 +266,47 @@ def of_seqs(inventory: Inventory, count: int) -> Inventory:
     return replace(inventory, deployments=tuple(changed))
 
 
+def with_failed(site: Site, inventory: Inventory, at: int = 0) -> Site:
+    """What the hosts have when this batch (of those with holds) of an upgrade failed its verdict."""
+    done = planned(inventory, site, "upgrade", min_in=1)
+    there = [one for one in failures(done) if one[0]["holds"]]
+    assert not done.plan.excluded
+    return mishaps.turned_back(done, inventory, site, there[at])
+
+
+def flagged(made: dict[str, Any], count: int) -> dict[str, Any]:
+    return {**made, "engine_args": {"max_num_seqs": count}}
+
+
+def test_what_is_still_to_be_removed_does_not_come_back_in_the_place_of_what_follows() -> None:
+    """Bob, turned back, runs until ada is back in its place; meanwhile another edit of ada fails, then one of bob."""
+    ada, bob = named("ada", 0, 1), named("bob", 0, 1)
+    site = with_failed(settled(of(ada)), of(bob), at=-1)
+    assert holding(site) == {"ada": 1, "bob": 0}
+    site = with_failed(site, of(flagged(ada, 16)))
+    assert holding(site) == {"ada": 1}
+    assert ("n1", "bob-0") in names(site)
+    wanted = of(flagged(bob, 32))
+    site = with_failed(site, wanted)
+    assert holding(site) == {"ada": 1, "bob": 0}
+    again = planned(wanted, site, "deploy", min_in=1)
+    assert (again.plan.excluded, again.simulate().violations) == ((), ())
+    assert names(carried_out(again, wanted, site)) == names(settled(of(ada)))
+
+
+def test_what_is_still_to_be_removed_comes_back_where_nothing_has_its_place() -> None:
+    """The inventory is without bob when ada fails, so bob is not removed; then bob is wanted again, and fails."""
+    ada, bob = made("ada", 0, 1), made("bob", 2, 3, port=8100)
+    site = with_failed(settled(of(ada, bob)), of(flagged(ada, 16)))
+    assert holding(site) == {"ada": 1}
+    assert ("n1", "bob-0") in names(site)
+    wanted = of(ada, flagged(bob, 16))
+    site = with_failed(site, wanted)
+    assert holding(site) == {"bob": 1}
+    again = planned(wanted, site, "deploy", min_in=1)
+    assert names(carried_out(again, wanted, site)) == names(settled(of(ada, bob)))
+
+
 def test_half_of_an_engine_whose_other_host_has_left_is_no_way_back() -> None:
     span = {"nodes": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "hosts": ["n1", "n2"]}
     here = {"n2": FLEET["n2"]}
