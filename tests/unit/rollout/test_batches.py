@@ -411,6 +411,12 @@ def test_a_unit_over_hosts_is_measured_where_it_answers() -> None:
 # ---- after a controller that died --------------------------------------------------------------------
 
 
+def test_the_deployment_of_an_open_trial_comes_first() -> None:
+    members = [*fleet(2, 1), *fleet(2, 1, deployment="qwen", old=place(7), new=place(7))]
+    assert sound(members).batches[0].deployment == "llama"
+    assert sound(members, trials={"qwen": CanaryProgress("n1/qwen-0")}).batches[0].deployment == "qwen"
+
+
 def test_an_open_trial_of_an_engine_over_hosts_goes_on() -> None:
     engine = [member("n2", 0, engine="e"), member("n3", 0, engine="e", headless=True)]
     members = [member("n1", 0), *engine, member("n4", 0)]
