@@ -463,8 +463,9 @@ def test_what_is_left_as_a_whole_changes_before_what_takes_another_out_of_servic
         *(member("n1", 2 + at, deployment="other", new=place(at, 8002 + at), **(left if at == whole else {}))
           for at in (0, 1)),
     ]  # fmt: skip
-    groups = [["n1 llama-0 + other-2"], ["n1 llama-1 + other-3"]]
-    assert shown(sound(members).batches) == (groups if whole == 0 else groups[::-1])
+    expected = [["n1 llama-0 + other-2"], ["n1 llama-1 + other-3"]]
+    for policy in (DEFAULTS, RolloutPolicy(min_available=0)):
+        assert shown(sound(members, policy).batches) == (expected if whole == 0 else expected[::-1])
 
 
 def test_what_is_broken_changes_first_where_others_would_leave_too_few() -> None:
