@@ -108,6 +108,7 @@ def test_an_unknown_id_is_an_error(tmp_path: Path) -> None:
     assert audit is None
 
 
+@pytest.mark.deep  # as of a plan, in action/test_mistakes
 def test_groups_that_contradict_each_other_are_an_error(tmp_path: Path) -> None:
     rack = {"hosts": {"n1": None}, "vars": {"host_prep_skip": ["iommu"]}}
     done, audit = play(tmp_path, {"host_prep_skip": ["acs"]}, {}, rack=rack)
@@ -116,6 +117,7 @@ def test_groups_that_contradict_each_other_are_an_error(tmp_path: Path) -> None:
     assert audit is None
 
 
+@pytest.mark.deep  # desired/test_text_forms has all of them
 def test_texts_of_the_command_line_count_as_what_they_say(tmp_path: Path) -> None:
     variables = {"host_prep_skip": "acs,docker-stop", "host_prep_numa_balancing": "false"}
     _done, audit = play(tmp_path, variables, {})

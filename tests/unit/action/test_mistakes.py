@@ -115,22 +115,10 @@ MISTAKES = {
     "a key twice": Mistake(
         ("deployments.yml:13: instances_per_host is also set in line 11",), key("instances_per_host: 2")
     ),
-    "old deployments": Mistake(
-        ("deployments_old.yml: looks left behind", "it sets vllm_deployments."),
-        lambda place: shutil.copy(place / DEPLOYMENTS, place / GROUP_VARS / "deployments_old.yml"),
-    ),
     "deployments in two files": Mistake(
         (f"vllm_deployments: is set in mine/{DEPLOYMENTS}:4 and in mine/{GROUP_VARS}/test.yml:4;",
          "Ansible takes only mine/group_vars/instinct/test.yml:4. Keep one of them."),
         lambda place: shutil.copy(place / DEPLOYMENTS, place / GROUP_VARS / "test.yml"),
-    ),
-    "a file beside the group's directory": Mistake(
-        ("group_vars/instinct.yml: Ansible does not read it, because mine/group_vars/instinct/ is there.",),
-        add("group_vars/instinct.yml", "store_quota: 1\n"),
-    ),
-    "groups that contradict each other": Mistake(
-        ("gpu_partition_compute (host mi300x-01", "hardware.yml:9) and rack (mine/hosts.yml:", "set it differently"),
-        add("hosts.yml", "rack:\n  hosts:\n    mi300x-01:\n  vars:\n    gpu_partition_compute: CPX\n"),
     ),
     "a vaulted file without its password": Mistake(
         ("group_vars/instinct/vault.yml: cannot be read:", "--ask-vault-pass, or --vault-password-file FILE."),
@@ -190,6 +178,18 @@ MISTAKES = {
 }  # fmt: skip
 # Mistakes in values, and more files that look left behind, at night: each costs a run.
 AT_NIGHT = {
+    "old deployments": Mistake(
+        ("deployments_old.yml: looks left behind", "it sets vllm_deployments."),
+        lambda place: shutil.copy(place / DEPLOYMENTS, place / GROUP_VARS / "deployments_old.yml"),
+    ),
+    "a file beside the group's directory": Mistake(
+        ("group_vars/instinct.yml: Ansible does not read it, because mine/group_vars/instinct/ is there.",),
+        add("group_vars/instinct.yml", "store_quota: 1\n"),
+    ),
+    "groups that contradict each other": Mistake(
+        ("gpu_partition_compute (host mi300x-01", "hardware.yml:9) and rack (mine/hosts.yml:", "set it differently"),
+        add("hosts.yml", "rack:\n  hosts:\n    mi300x-01:\n  vars:\n    gpu_partition_compute: CPX\n"),
+    ),
     "a copy of the deployments": Mistake(
         ("deployments copy.yml: looks left behind, but Ansible reads it: it sets vllm_deployments.",),
         lambda place: shutil.copy(place / DEPLOYMENTS, place / GROUP_VARS / "deployments copy.yml"),

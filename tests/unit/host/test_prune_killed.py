@@ -116,7 +116,7 @@ def points(changes: int, count: int) -> list[int]:
     return [chance.randrange(changes * at // count, changes * (at + 1) // count) for at in range(count)]
 
 
-@pytest.mark.parametrize("count", [POINTS // 6, pytest.param(POINTS, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("count", [POINTS // 12, pytest.param(POINTS, marks=pytest.mark.deep)])
 def test_killed_at_any_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(run_lock, "LOCK_DIR", str(tmp_path / "lock"))
     with FakeDocker(_place(tmp_path, "whole")) as docker:

@@ -33,7 +33,7 @@ def calls(work: Callable[[], object]) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("what", ["planning", "proving"])
+@pytest.mark.parametrize("what", [pytest.param("planning", marks=pytest.mark.deep), "proving"])
 def test_four_times_the_hosts_cost_four_times_as_much(what: str) -> None:
     small, large = (counted(what, hosts) for hosts in (SMALL, SMALL * FACTOR))
     faster = {
