@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 BOOLEANS: Mapping[str, bool] = {
@@ -12,6 +13,8 @@ BOOLEANS: Mapping[str, bool] = {
     **dict.fromkeys(("false", "no", "off", "n", "f", "0"), False),
 }
 """What Ansible takes for a boolean, in small letters."""
+LONGEST = 30
+"""The power of ten up to which a text such as 1e3 is a number: 1e999999 would fill the memory."""
 
 
 def converted(value: Any, kind: str, elements: str = "") -> Any:
@@ -37,12 +40,15 @@ def _number(text: str, kind: str) -> int | float | str:
     try:
         return int(text) if kind == "int" else _finite(text)
     except ValueError:
-        pass
+        if kind == "float":
+            return text
     try:
-        number = _finite(text)
-    except ValueError:
+        number = Decimal(text)  # as Ansible: a float of 1e23 is another number
+    except InvalidOperation:
         return text
-    return int(number) if number.is_integer() and kind == "int" else text
+    if not number.is_finite() or number.adjusted() > LONGEST or number != int(number):
+        return text
+    return int(number)
 
 
 def _finite(text: str) -> float:

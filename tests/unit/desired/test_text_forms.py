@@ -109,7 +109,9 @@ def test_a_token_goes_without_tls_where_the_operator_says_so(insecure: Any) -> N
 
 @given(
     st.text(max_size=8)
-    | st.sampled_from([*BOOLEANS, "1.0", "5", "-1", "1_000", "5.0", "1e3", "nan", "inf", " 7 "])
+    | st.sampled_from(
+        [*BOOLEANS, "1.0", "5", "-1", "1_000", "5.0", "1e3", "1e23", "1e100", "1e999999", "nan", "inf", " 7 "]
+    )
 )
 def test_as_ansible_converts_options(text: str) -> None:
     try:
@@ -120,6 +122,12 @@ def test_as_ansible_converts_options(text: str) -> None:
         found = converted(text, kind)
         if not isinstance(found, str):
             assert found == check(text)
+
+
+def test_whole_numbers_are_exact_and_not_endless() -> None:
+    assert [converted(text, "int") for text in ("1e23", "2.0", "1e30")] == [10**23, 2, 10**30]
+    for text in ("1e31", "1e999999", "2.5", "nan", "-inf"):
+        assert converted(text, "int") == text
 
 
 def test_other_values_stay_as_they_are() -> None:
