@@ -125,11 +125,11 @@ def test_only_what_follows_the_inventory_goes_back() -> None:
     assert earlier_generations(changes, [host("x", kept=(ONE,))]) == {"b": 0}
 
 
-def at(port: int, node: str = "", share: float = 1.0, name: str = "a", number: int = 1) -> Generation:
+def at(port: int, node: str = "", share: float = 1.0, name: str = "a") -> Generation:
     """A generation with one instance, and its place."""
     nodes = (node,) if node else ()
     member = GenerationMember(f"{name}-0", "x", port, (port,), nodes, share)
-    return Generation(name, number, members=(member,))
+    return Generation(name, 1, members=(member,))
 
 
 @pytest.mark.parametrize(
