@@ -173,12 +173,14 @@ transfers: ## what transfers between hosts need on a machine that measures or te
 	    apt-get -qq update && apt-get -qq -y --no-install-recommends install python3-libtorrent iproute2; }
 
 # The modules whose decisions cost most when they are wrong. Each day has another sample.
-MODULES := measurement.shift canary.verdict common.redact desired.lockfile endpoint.backends endpoint.converge \
-    endpoint.plan endpoint.servers generations.revisions partition.modes partition.transaction placement.layout \
-    plan.actions plan.registry programs.supervisor.group programs.supervisor.main rollout.batches rollout.capacity \
-    rollout.plan rollout.proof rollout.steps serving.converge simulation.model simulation.rules simulation.simulate \
-    sizing.fit sizing.kv_cache sizing.weights weights.download
-mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="sizing.fit plan.pins" SEED=1 COUNT=15 JOBS=2)
+MODULES := measuring.statistics.shift measuring.canary.verdict common.redact planning.pins.lockfile \
+    planning.endpoint.backends endpoint.converge planning.endpoint.plan planning.endpoint.servers \
+    planning.generations.revisions partition.modes partition.transaction planning.placement.layout \
+    planning.changes.actions planning.resolving.registry programs.supervisor.group programs.supervisor.main \
+    planning.rollout.batches planning.rollout.capacity planning.rollout.plan planning.rollout_run.proof \
+    planning.rollout.steps serving.converge planning.simulation.model planning.simulation.rules \
+    planning.simulation.simulate knowledge.sizing.fit knowledge.sizing.kv_cache knowledge.shapes.weights weights.download
+mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="knowledge.sizing.fit" SEED=1 COUNT=15 JOBS=2)
 	$(BIN)/python -m tests.mutants $(MODULES) --seed $(or $(SEED),$(shell date +%F)) --count $(or $(COUNT),15) \
 	    --jobs $(or $(JOBS),2) --at-least 92
 

@@ -27,13 +27,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import HostInput, build_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import ImageStep, ModelStep
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.transfers import by_host, plan_transfers
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import fit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import fit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.changes.actions import (
+    ImageStep,
+    ModelStep,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import (
+    HostInput,
+    build_fleet,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.fetching.transfers import (
+    by_host,
+    plan_transfers,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import InstanceFactory
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests import ROOT
 from tests.bench_change import planned_and_proved

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.proof import proved
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import OPTIONS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.proof import proved
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import OPTIONS
 
 from tests.worlds.edited_fleet import Inventory, Planned, Site, edited, planned, settled
 from tests.worlds.plan_world import deployment

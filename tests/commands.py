@@ -17,21 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args import bench_table
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import Finding, errors
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import FlagTable
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import HostInput, build_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.bench_clients.bench_args import (
+    bench_table,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.env_vars import check_env
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import Finding, errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import FlagTable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import (
+    HostInput,
+    build_fleet,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.benchmark import bench_command
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import (
     ImagePin,
     Lock,
     ModelPin,
     model_key,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.oracles.vllm_parser import check_argv
 from tests.worlds.plan_world import COMMIT, DIGEST, GIB, catalog, gpus, knowledge, state, workshop

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_backends import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.attention_backends import (
     DENSE,
     MLA,
     Backends,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import module
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import module
 
 from tests import ROOT
 

@@ -53,15 +53,15 @@ FAILED = (1, 2, 4)
 CRASHED = (-signal.SIGSEGV, 128 + signal.SIGSEGV)  # the latter by the shell
 # By their paths below tests/unit. For other modules the imports tell.
 TESTS = {
-    "measurement.shift": ["canary/test_canary"],
-    "canary.verdict": ["canary/test_canary", "action/test_canary_verdict"],
+    "measuring.statistics.shift": ["canary/test_canary"],
+    "measuring.canary.verdict": ["canary/test_canary", "action/test_canary_verdict"],
     "common.redact": ["common/test_redact"],
-    "desired.renamed_hosts": ["desired/test_renamed_hosts"],
-    "desired.lockfile": [
-        "desired/test_lockfile",
+    "planning.desired.renamed_hosts": ["desired/test_renamed_hosts"],
+    "planning.pins.lockfile": [
+        "pins/test_lockfile",
         "tuning/test_image_software",
-        "plan/test_access",
-        "plan/test_registry",
+        "resolving/test_access",
+        "resolving/test_registry",
     ],
     "endpoint.converge": [
         "endpoint/test_converge",
@@ -69,49 +69,53 @@ TESTS = {
         "endpoint/test_drain",
         "endpoint/test_virtual_address",
     ],
-    "endpoint.gone": [
+    "planning.endpoint.gone": [
         "endpoint/test_gone",
-        "rollout/test_leaving",
+        "rollout_run/test_leaving",
         "endpoint/test_plan",
         "endpoint/test_plan_properties",
         "rollout/test_stopping",
         "simulation/test_reported_edits",
     ],
-    "endpoint.plan": [
+    "planning.endpoint.plan": [
         "endpoint/test_plan",
         "endpoint/test_plan_properties",
         "endpoint/test_secrets",
         "rollout/test_rollout_balancer",
         "endpoint/test_virtual_address",
     ],
-    "endpoint.backends": ["endpoint/test_backends"],
-    "endpoint.servers": ["endpoint/test_servers", "endpoint/test_server_properties"],
-    "generations.revisions": ["generations/test_revisions", "generations/test_sources"],
+    "planning.endpoint.backends": ["endpoint/test_backends"],
+    "planning.endpoint.servers": ["endpoint/test_servers", "endpoint/test_server_properties"],
+    "planning.generations.revisions": ["generations/test_revisions", "generations/test_sources"],
     "partition.modes": [
         "partition/test_partition_modes",
         "partition/test_partition_transaction",
         "partition/test_rocm_partition",
     ],
     "partition.transaction": ["partition/test_partition_transaction"],
-    "placement.layout": ["placement/test_layout", "placement/test_layout_groups", "placement/test_network"],
-    "plan.actions": ["plan/test_actions", "plan/test_plan"],
-    "plan.registry": ["plan/test_registry_plan", "plan/test_registry"],
+    "planning.placement.layout": [
+        "placement/test_layout",
+        "placement/test_layout_groups",
+        "placement/test_network",
+    ],
+    "planning.changes.actions": ["changes/test_actions", "plan/test_plan"],
+    "planning.resolving.registry": ["resolving/test_registry_plan", "resolving/test_registry"],
     "programs.supervisor.group": ["programs/test_supervise_ranks", "programs/test_supervise_group"],
     "programs.supervisor.main": [
         "programs/test_supervise_program",
         "programs/test_supervise",
         "programs/test_supervise_group",
     ],
-    "rollout.batches": [
+    "planning.rollout.batches": [
         "rollout/test_batches",
         "rollout/test_any_order",
         "rollout/test_rollout_balancer",
         "rollout/test_plan",
         "rollout/test_rollout_playbook",
-        "rollout/test_text",
+        "rollout_run/test_text",
     ],
-    "rollout.capacity": ["rollout/test_capacity"],
-    "rollout.deploy": [
+    "planning.rollout.capacity": ["rollout/test_capacity"],
+    "planning.rollout.deploy": [
         "rollout/test_first",
         "rollout/test_deploy",
         "rollout/test_plan",
@@ -119,59 +123,63 @@ TESTS = {
         "rollout/test_rollout_balancer",
         "simulation/test_reported_edits",
     ],
-    "rollout.groups": [
+    "planning.rollout.groups": [
         "rollout/test_batches",
         "rollout/test_rollout_balancer",
         "simulation/test_reported_edits",
     ],
-    "rollout.proof": ["rollout/test_proof", "rollout/test_leaving"],
-    "rollout.members": [
+    "planning.rollout_run.proof": ["rollout_run/test_proof", "rollout_run/test_leaving"],
+    "planning.rollout.members": [
         "rollout/test_members",
         "rollout/test_batches",
         "rollout/test_capacity",
         "simulation/test_reported_edits",
     ],
-    "rollout.todo": [
-        "rollout/test_todo",
+    "planning.rollout_run.todo": [
+        "rollout_run/test_todo",
         "rollout/test_deploy",
         "rollout/test_measurement",
-        "plan/test_pushes",
+        "fetching/test_pushes",
         "endpoint/test_former",
     ],
-    "rollout.steps": ["rollout/test_rollout_steps"],
-    "rollout.schedule": [
+    "planning.rollout.steps": ["rollout/test_rollout_steps"],
+    "planning.rollout.schedule": [
         "rollout/test_batches",
         "rollout/test_any_order",
         "rollout/test_rollout_balancer",
         "simulation/test_reported_edits",
     ],
-    "rollout.turning_back": [
+    "planning.rollout.turning_back": [
         "rollout/test_turning_back",
         "simulation/test_turned_back",
         "simulation/test_hold_histories",
         "rollout/test_deploy",
         "rollout/test_stopping",
     ],
-    "rollout.plan": ["rollout/test_plan", "desired/test_unknown_variables", "rollout/test_rollout_balancer"],
+    "planning.rollout.plan": [
+        "rollout/test_plan",
+        "inventory/test_unknown_variables",
+        "rollout/test_rollout_balancer",
+    ],
     "serving.converge": ["serving/test_converge_faults", "serving/test_converge"],
-    "sizing.fit": ["sizing/test_fit_small", "sizing/test_fit_vllm", "sizing/test_fit"],
-    "sizing.kv_cache": ["sizing/test_kvcache", "sizing/test_fit_vllm", "sizing/test_fit"],
-    "sizing.quantized": ["sizing/test_quantized", "sizing/test_fit"],
-    "sizing.weights": ["sizing/test_weights", "sizing/test_fit_vllm", "sizing/test_fit"],
-    "simulation.before": [
+    "knowledge.sizing.fit": ["sizing/test_fit_small", "sizing/test_fit_vllm", "sizing/test_fit"],
+    "knowledge.sizing.kv_cache": ["sizing/test_kvcache", "sizing/test_fit_vllm", "sizing/test_fit"],
+    "knowledge.shapes.quantized": ["shapes/test_quantized", "sizing/test_fit"],
+    "knowledge.shapes.weights": ["shapes/test_weights", "sizing/test_fit_vllm", "sizing/test_fit"],
+    "planning.simulation.before": [
         "simulation/test_before",
         "simulation/test_named_edits",
         "simulation/test_reported_edits",
     ],
-    "simulation.calls": [
+    "planning.simulation.calls": [
         "simulation/test_calls",
         "simulation/test_plays",
         "simulation/test_simulate",
         "simulation/test_reported_edits",
     ],
-    "simulation.clients": ["simulation/test_clients", "simulation/test_named_edits"],
-    "simulation.model": ["simulation/test_model", "simulation/test_before"],
-    "simulation.plays": [
+    "planning.simulation.clients": ["simulation/test_clients", "simulation/test_named_edits"],
+    "planning.simulation.model": ["simulation/test_model", "simulation/test_before"],
+    "planning.simulation.plays": [
         "simulation/test_plays",
         "simulation/test_simulate",
         "simulation/test_named_edits",
@@ -179,9 +187,9 @@ TESTS = {
         "simulation/test_turned_back",
         "simulation/test_random_edits",
     ],
-    "simulation.rules": ["simulation/test_rules"],
-    "simulation.simulate": ["simulation/test_simulate"],
-    "simulation.text": [
+    "planning.simulation.rules": ["simulation/test_rules"],
+    "planning.simulation.simulate": ["simulation/test_simulate"],
+    "planning.simulation.text": [
         "simulation/test_text",
         "simulation/test_named_edits",
         "simulation/test_replaced_host",
@@ -265,7 +273,7 @@ def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | str]]:
 
 
 def path_of(module: str) -> Path:
-    """The file of a module, such as sizing.fit."""
+    """The file of a module, such as knowledge.sizing.fit."""
     name = f"{module.replace('.', '/')}.py"
     return next(path for tree in TREES if (path := ROOT / tree / name).is_file())
 
@@ -395,7 +403,7 @@ def main() -> int:
     """The program; 1 when too many mutants survive."""
     assert __doc__
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n")[0])
-    parser.add_argument("modules", nargs="+", metavar="MODULE", help="such as sizing.fit")
+    parser.add_argument("modules", nargs="+", metavar="MODULE", help="such as knowledge.sizing.fit")
     parser.add_argument("--count", type=int, default=15, help="mutants of each module")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--jobs", type=int, default=1)

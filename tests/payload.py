@@ -15,8 +15,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.assemble import PLUGINS, closure
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import GIVEN
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.assemble import PLUGINS, closure
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import GIVEN
 
 LIMIT = 155_000
 LIMITS = {"partition_boot": 60_000, "host_forget": 185_000}  # the latter comes to a host once

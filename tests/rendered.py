@@ -9,33 +9,38 @@ from itertools import product
 from typing import Any
 
 import yaml
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.models import named_model
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import OBJECTIVES
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.facts import (
+    ModelFacts,
+    model_facts,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.images import ImageFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.models import named_model
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.recipes import OBJECTIVES
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.env_vars import check_env
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment import (
     Deployment,
     parse_deployments,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology import LogicalGpu
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.feasibility.feasibility import (
+    Feasibility,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.compose import (
     Pins,
     Surroundings,
     compose,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import Slot
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.topology import LogicalGpu
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.layout import Slot
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.ranks import (
     HostGroup,
     rank_of,
     servers_per_host,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts, model_facts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_args import with_pins
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.feasibility import Feasibility
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.parallel import problems
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu, tune
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.companion_args import with_pins
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.parallel import problems
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.tune import TargetGpu, tune
 
 from tests import ROOT
 from tests.commands import entries, instances

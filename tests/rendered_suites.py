@@ -8,13 +8,15 @@ from functools import cache
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args import bench_table
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings import flag_argv
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import suite_cells
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.engine import wanted_engine
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.parse import read_suite
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.suite import Suite
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.bench_clients.bench_args import (
+    bench_table,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import flag_argv
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.compose import suite_cells
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.engine import wanted_engine
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.parse import read_suite
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.suite import Suite
 
 from tests.oracles.vllm_parser import check_argv
 from tests.worlds.catalogue import knowledge

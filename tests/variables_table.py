@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit import auditor
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import endpoint_settings, host_settings
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit import auditor
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired import (
+    endpoint_settings,
+    host_settings,
+)
 
 from tests import ROOT
 from tests.playbook_variables import Tree, load

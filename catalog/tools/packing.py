@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.versions import Timeline
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.versions import Timeline
 
 Snapshot = Mapping[str, Mapping[str, Any]]
 

@@ -3,8 +3,8 @@
 
     .venv/bin/python -m catalog.tools.sanity > catalog/accuracy/sanity.jsonl
 
-An item has id, category, prompt and the accepted answers; plugin_utils/accuracy/scoring.py has the rule of each
-category. Two examples lead a model to the form of the answer, so that base models can be asked, too.
+An item has id, category, prompt and the accepted answers; plugin_utils/measuring/accuracy/scoring.py has the rule of
+each category. Two examples lead a model to the form of the answer, so that base models can be asked, too.
 """
 
 from __future__ import annotations

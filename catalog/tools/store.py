@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.versions import (
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.versions import (
     Timeline,
     timeline,
     version_key,

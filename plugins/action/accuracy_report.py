@@ -14,44 +14,49 @@ from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.baseline import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.hints import cause, failed_item
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.baseline import (
     PREVIOUS,
     baseline_of,
     check_baseline,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.judge import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.judge import (
     AccuracyRules,
     judge_run,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.nll import NllLimits
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired import check_tolerance
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.pairing import AccuracyError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.results import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.nll import NllLimits
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.paired import check_tolerance
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.pairing import AccuracyError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.results import (
     SANITY,
     SCHEMA,
     gather,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import parse_items
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.task_files import planned_tasks
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks import parse_tasks
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.text import report_text
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
-    InventoryReader,
-    to_plain_data,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.scoring import parse_items
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.task_files import (
+    planned_tasks,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause, failed_item
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import json_text, write_run
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.accuracy_runs import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.tasks import parse_tasks
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.text import report_text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.accuracy_runs import (
     FILE,
     read_accuracy_runs,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.run_names import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.run_names import (
     ResultsError,
     check_run,
     free_run,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.files import (
+    json_text,
+    write_run,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import (
+    InventoryReader,
+    to_plain_data,
 )
 
 RESULTS, FAILURE = ("__accuracy_result", "__accuracy_lm_eval"), "__accuracy_failure"
@@ -168,7 +173,9 @@ def _reports(results_dir: Path, deployments: Iterable[str]) -> list[str]:
     if not (results_dir / "latest").is_symlink():
         return []  # nothing was measured
     try:
-        from ansible_collections.instinct.fleet.plugins.plugin_utils.report.rewrite import rewrite_newest
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.rewrite import (
+            rewrite_newest,
+        )
 
         return [str(path) for path in rewrite_newest(results_dir, deployments)]
     except (FleetError, OSError, ValueError, LookupError, ImportError) as error:

@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_baselines
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.cells import Side
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.compare import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import (
+    ControllerAction,
+    write_json,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import load_baselines
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.cells import Side
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.compare import (
     ComparisonRules,
     compare,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.configuration import differences
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.published import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.configuration import (
+    differences,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.published import (
     counterparts,
     read_published,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.compare_text import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.compare_text import (
     comparison_json,
     comparison_text,
     nothing_compared,
@@ -31,8 +36,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.report.compare_text
     published_text,
     worse_text,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.index import ResultsIndex
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.runs_on_disk import read_run, resolve_runs
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.index import ResultsIndex
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.runs_on_disk import (
+    read_run,
+    resolve_runs,
+)
 
 PREVIOUS, PUBLISHED = "previous", "published"
 

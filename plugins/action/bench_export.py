@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports.files import (
     find_run,
     read_run,
     write_files,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.formats import check_formats, export_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports.formats import (
+    check_formats,
+    export_run,
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "run": {"type": "str", "default": "latest"},

@@ -15,15 +15,20 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
     Problem,
     suggest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.history import cell_histories
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.history_page import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.history import (
+    cell_histories,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.history_page import (
     history_text,
     page_name,
     render_history,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.index import ResultsIndex
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.runs_on_disk import LATEST, resolve_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.index import ResultsIndex
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.runs_on_disk import (
+    LATEST,
+    resolve_run,
+)
 
 
 class ActionModule(ControllerAction):

@@ -13,47 +13,54 @@ from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge, load_gpus
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import LOCK, Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
-    InventoryReader,
-    to_plain_data,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import (
+    Knowledge,
+    load_gpus,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.redact import redact_data
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import read_run_context
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.earlier import read_earlier
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
-    csv_text,
-    json_text,
-    run_files,
-    write_run,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.around import read_run_context
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.text import text_summary
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.continuation import (
+    UnfinishedRun,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.inputs import (
-    VARIABLES,
-    inventory_secrets,
-    last_plan,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.node_facts import SoftwareSources
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.slo_searches import slo_csv
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import (
-    build_summary,
-    collect,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.text import text_summary
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.continuation import UnfinishedRun
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.run_names import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.run_names import (
     ResultsError,
     check_run,
     free_run,
     node_directory,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.unfinished_runs import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.unfinished_runs import (
     keep_unfinished,
     remove_unfinished,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.earlier import read_earlier
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.files import (
+    csv_text,
+    json_text,
+    run_files,
+    write_run,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.inputs import (
+    VARIABLES,
+    inventory_secrets,
+    last_plan,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.node_facts import (
+    SoftwareSources,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.slo_searches import slo_csv
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.summary import (
+    build_summary,
+    collect,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import (
+    InventoryReader,
+    to_plain_data,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.redact import redact_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import LOCK, Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.resolving.lock_file import read_lock
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "run": {"type": "str", "default": ""},
@@ -137,7 +144,9 @@ def _write(
     if plan:
         files["plan.json"] = json_text(redact.data(redact_data(to_plain_data(plan, str))))
     if options["report"]:
-        from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.report import (
+            render_report,
+        )
 
         around = read_run_context(results_dir, summary, measured.rows, bool(plan))
         files["report.html"] = render_report(summary, around)

@@ -9,20 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.leased_action import LeasedAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.bundle_origin import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.leased_action import LeasedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.bundle_origin import (
     UNKNOWN,
     checked_id,
     origin,
     signature_for,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.public_key import read_public_key
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.signature import BadSignature
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.signing_key import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.public_key import (
+    read_public_key,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.signature import BadSignature
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.signing_key import (
     OPTIONS,
     read_signing_key,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 
 class ActionModule(LeasedAction):

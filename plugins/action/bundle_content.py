@@ -12,23 +12,30 @@ from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import HF_CACHE
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_gpus
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.release import toolkit_release
-from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.found_files import find_files
-from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import load_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.release import toolkit_release
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_node.found_files import (
+    find_files,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_node.named_files import (
     FILES,
     SECRET_FILES,
     Places,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import build_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.groups import BALANCERS, FLEET
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import LOCK
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.closure import closure, lock_pins
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.inventory_check import (
+    conflict_problems,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import InventoryReader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.groups import BALANCERS, FLEET
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import LOCK
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.resolving.closure import (
+    closure,
+    lock_pins,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.resolving.lock_file import read_lock
 
 
 class ActionModule(ControllerAction):

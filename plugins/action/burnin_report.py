@@ -12,25 +12,31 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.burnin.text import burnin_text
-from ansible_collections.instinct.fleet.plugins.plugin_utils.burnin.verdict import (
-    between_error,
-    burnin_verdicts,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.hints import cause
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import plural
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import (
+    load_acceptance,
+    load_gpus,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_acceptance, load_gpus
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
-    InventoryReader,
-    to_plain_data,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import json_text, write_run
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.run_names import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.run_names import (
     ResultsError,
     check_run,
     free_run,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.files import (
+    json_text,
+    write_run,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.burnin.text import burnin_text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.burnin.verdict import (
+    between_error,
+    burnin_verdicts,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import (
+    InventoryReader,
+    to_plain_data,
+)
 
 RESULT = "__burnin_result"
 

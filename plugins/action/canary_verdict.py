@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.nll import NllLimits
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import parse_items
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary import report
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.accuracy import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.nll import NllLimits
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.scoring import parse_items
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary import report
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.accuracy import (
     AccuracyEvidence,
     read_accuracy,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.evidence import (
     BROKEN,
     INFRASTRUCTURE,
     Baseline,
@@ -31,20 +34,20 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence imp
     client,
     judge_canary,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.tolerances import (
     CanaryError,
     CanaryTolerances,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import OK
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import json_text, write_run
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.run_names import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.verdict import OK
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.run_names import (
     ResultsError,
     check_run,
     free_run,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.files import (
+    json_text,
+    write_run,
+)
 
 
 class ActionModule(ControllerAction):

@@ -12,22 +12,24 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
-from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_files import inventory_lines
-from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.placed_files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.leased_action import LeasedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.file_hash import file_hash
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.node_answers import (
+    AnswerError,
+    asked_for,
+    fetch,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_node.named_files import (
+    inventory_lines,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_node.placed_files import (
     PlacedFile,
     different,
     parse_files,
     place,
     refuse_full_disk,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.file_hash import file_hash
-from ansible_collections.instinct.fleet.plugins.plugin_utils.leased_action import LeasedAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.node_answers import (
-    AnswerError,
-    asked_for,
-    fetch,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 BATCH = 1 << 28
 """Bytes that are in the remote user's temporary directory at once; a larger file is there alone."""

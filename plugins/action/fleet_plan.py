@@ -13,57 +13,82 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import NO_KEY
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     BENCHMARK,
     STOP,
     UPGRADE,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge, load_gpus
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.release import toolkit_release
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet, build_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.groups import BALANCERS, FLEET
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import LOCK, Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets import (
-    SecretsPolicy,
-    VaultReader,
-    load_endpoint,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import (
+    ControllerAction,
+    write_json,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.former import (
-    former_balancers,
-    with_removal,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import (
-    unknown_benchmark_arguments,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import load_renderer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan import resolve
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.builds import merge_built, without_lost
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.fetch_rules import outside_window
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.lock_file import read_lock, update_lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.model_sources import read_models
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout import request
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.live import live_todo
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.proof import proved
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import restrict_to, todo_hosts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.runs import (
     Lease,
     other_runs,
     refused_plan,
     this_run,
     warned,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import plural
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import merge_probed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import plural
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import (
+    Knowledge,
+    load_gpus,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.release import toolkit_release
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.tolerances import (
+    CanaryTolerances,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import Fleet, build_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.inventory_check import (
+    conflict_problems,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import InventoryReader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.assets import (
+    SecretsPolicy,
+    VaultReader,
+    load_endpoint,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.former import (
+    former_balancers,
+    with_removal,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.fetching.builds import (
+    merge_built,
+    without_lost,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.benchmark import (
+    unknown_benchmark_arguments,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import InstanceFactory
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.render import load_renderer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.groups import BALANCERS, FLEET
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.public_variables import (
+    public_variables,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import LOCK, Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.fetch_rules import outside_window
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.resolving import resolve
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.resolving.lock_file import (
+    read_lock,
+    update_lock,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.resolving.model_sources import (
+    read_models,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run import request
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.live import live_todo
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.proof import proved
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.todo import (
+    restrict_to,
+    todo_hosts,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.image_software import (
+    merge_probed,
+)
 
 SUITE_VARIABLES = ("benchmark_suite", "benchmark_suite_args")
 CLOCK_ERROR = 60
@@ -201,7 +226,7 @@ def _wrong_suites(knowledge: Knowledge, raw: Mapping[str, Mapping[str, Any]]) ->
     """Return what is wrong with the suites of the hosts' variables."""
     if not any(SUITE_VARIABLES[0] in given for given in raw.values()):
         return ()
-    from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import wrong_suites
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.compose import wrong_suites
 
     return wrong_suites(knowledge, raw)
 
@@ -218,7 +243,7 @@ def _wrong_datasets(
     measuring = _measuring(options)
     if measuring not in (BENCHMARK, UPGRADE):
         return ()
-    from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import (
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.datasets import (
         OF_OPERATIONS,
         wrong_datasets,
     )
@@ -242,7 +267,9 @@ def _kinds(
     """Return the kinds of benchmarks of a run. Raise FleetError for suites that it cannot measure."""
     if not any(suites.values()):
         return tuple(options["kinds"]) or ("serve",)
-    from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import requested_kinds
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.request import (
+        requested_kinds,
+    )
 
     return requested_kinds(knowledge, suites, options["kinds"], options["measure"])
 
@@ -254,7 +281,7 @@ def _checked_cells(
     todo: Iterable[Mapping[str, Any]],
 ) -> tuple[Sequence[str], Sequence[Any]]:
     """Return the warnings of suites, and their cells. Raise FleetError with what would make their measurement fail."""
-    from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import (
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.request import (
         check_cells,
         measured_instances,
     )
@@ -273,11 +300,13 @@ def _benchmark_run(
     """Return the run of a benchmark, and lines about one that goes on; None of another operation, or without one."""
     if options["operation"] != BENCHMARK:
         return None, ()
-    from ansible_collections.instinct.fleet.plugins.plugin_utils.store.begin import (
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.begin import (
         begin_run,
         benchmark_variables,
     )
-    from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import measured_instances
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.request import (
+        measured_instances,
+    )
 
     instances = measured_instances(todo)
     if not instances:

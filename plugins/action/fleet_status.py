@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import (
+    ControllerAction,
+    write_json,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.runs import Lease, other_runs, warned
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status.fleet import status
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status.text import text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import (
     InventoryReader,
     why_unreached,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import Lease, other_runs, warned
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import status
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.text import text
 
 
 def _quota(reader: InventoryReader, host: str) -> int:

@@ -11,21 +11,36 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.auditor import VARIABLES, HostAuditor
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import REQUIRED
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import counted, differences
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.reboot import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import (
+    ControllerAction,
+    write_json,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.runs import Lease, other_runs, warned
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.auditor import (
+    VARIABLES,
+    HostAuditor,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.items import REQUIRED
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.judge import (
+    counted,
+    differences,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.reboot import (
     running_deployments,
     spanning_instances,
     stopped_servers,
     todo_host,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.serving_checks import drifts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import Report, text, verdict_text
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import conflict_problems
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
-from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import Lease, other_runs, warned
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.serving_checks import drifts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.text import (
+    Report,
+    text,
+    verdict_text,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.inventory_check import (
+    conflict_problems,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import InventoryReader
 
 
 class ActionModule(ControllerAction):

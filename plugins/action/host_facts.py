@@ -10,7 +10,9 @@ import time
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.hardware_checks import clock_ahead
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.hardware_checks import (
+    clock_ahead,
+)
 
 
 class ActionModule(ActionBase):

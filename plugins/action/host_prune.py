@@ -13,15 +13,17 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import size
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.prune_roots import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.leased_action import LeasedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.actions import size
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import InventoryReader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.prune_roots import (
     kept_images,
     kept_weights,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
-from ansible_collections.instinct.fleet.plugins.plugin_utils.leased_action import LeasedAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_references import host_references
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.resolving.host_references import (
+    host_references,
+)
 
 
 class ActionModule(LeasedAction):

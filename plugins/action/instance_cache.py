@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.instinct.fleet.plugins.plugin_utils.cache_action import CacheAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.cache_action import CacheAction
 
 
 class ActionModule(CacheAction):

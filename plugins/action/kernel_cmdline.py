@@ -6,7 +6,7 @@ Documentation: plugins/modules/kernel_cmdline.py (`ansible-doc -t module instinc
 
 from __future__ import annotations
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.leased_action import LeasedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.leased_action import LeasedAction
 
 
 class ActionModule(LeasedAction):

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks import serving_replicas, share
-from ansible_collections.instinct.fleet.plugins.plugin_utils.timed_action import TimedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.timed_action import TimedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.tasks import (
+    serving_replicas,
+    share,
+)
 
 
 class ActionModule(TimedAction):

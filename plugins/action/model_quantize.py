@@ -11,21 +11,21 @@ from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_quantization
-from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.card import result_text
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.program_action import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import load_quantization
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize import signature
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.card import result_text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.plan import (
     QuantizePlan,
     QuantizeRequest,
     output_name,
     plan_quantization,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.signing_key import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.signing_key import (
     OPTIONS,
     read_signing_key,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
 
 
 class ActionModule(ProgramAction):

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.public_key import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.timed_action import TimedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize import signature
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.public_key import (
     read_public_key,
     signed_by,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.timed_action import TimedAction
 
 
 class ActionModule(TimedAction):

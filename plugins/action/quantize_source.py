@@ -11,10 +11,13 @@ from typing import Any, ClassVar
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError, Problem
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import HF_CACHE
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.registry import ResolveError, model_pin
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.source import find_source
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.source import find_source
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import InventoryReader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.resolving.registry import (
+    ResolveError,
+    model_pin,
+)
 
 VARIABLES = ("hf_model_cache_dir", "hf_model_endpoint")
 

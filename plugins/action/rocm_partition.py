@@ -6,7 +6,7 @@ Documentation: plugins/modules/rocm_partition.py (`ansible-doc -t module instinc
 
 from __future__ import annotations
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.timed_action import TimedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.timed_action import TimedAction
 
 
 class ActionModule(TimedAction):

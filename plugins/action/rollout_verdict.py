@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import MEASUREMENTS
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.failures import failure_of
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.judge import judge_batch
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import MEASUREMENTS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import ControllerAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.failures import failure_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.judge import judge_batch
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.text import (
     summarize_measurement,
     summarize_rollout,
     unmended_message,

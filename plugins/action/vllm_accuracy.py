@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.timed_action import TimedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.scoring import (
     ANSWER_TOKENS,
     parse_items,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.tasks import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.tasks import (
     in_turns,
     parse_tasks,
     serving_replicas,
     share,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.timed_action import TimedAction
 
 
 class ActionModule(TimedAction):

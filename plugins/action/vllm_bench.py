@@ -16,19 +16,24 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
     FleetError,
     Problem,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
-from ansible_collections.instinct.fleet.plugins.plugin_utils.call_limit import CallTimeout, time_limit
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.files import CATALOG
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.cells import describe_cell
-from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.unfinished_runs import ProbeJournal
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import suite_commands
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import DatasetFile, with_dataset
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.search import InstanceSearch
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.suite import PRECISE
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.call_limit import CallTimeout, time_limit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.program_action import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.files import CATALOG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.unfinished_runs import (
+    ProbeJournal,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.compose import suite_commands
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.datasets import (
+    DatasetFile,
+    with_dataset,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.search import InstanceSearch
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.suite import PRECISE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.benchmark import bench_command
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.cells import describe_cell
 
 _OF_JOBS = ("args", "suite", "overrides", "repeat", "most", "warmups", "half_width", "results_dir")
 """The module's options that become jobs here, or are used here only."""
@@ -158,8 +163,10 @@ class ActionModule(ProgramAction):
         if not endpoint:
             return target
         # Here, as other measurements would wait for what they import.
-        from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets import VaultReader
-        from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.client_secrets import (
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.assets import (
+            VaultReader,
+        )
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.client_secrets import (
             client_secrets,
         )
 

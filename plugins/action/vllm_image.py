@@ -6,7 +6,7 @@ Documentation: plugins/modules/vllm_image.py (`ansible-doc -t module instinct.fl
 
 from __future__ import annotations
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.program_action import ProgramAction
 
 
 class ActionModule(ProgramAction):

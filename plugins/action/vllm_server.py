@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.cache_action import CacheAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.cache_action import CacheAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.program_action import ProgramAction
 
 
 class ActionModule(ProgramAction, CacheAction):
@@ -21,7 +21,7 @@ class ActionModule(ProgramAction, CacheAction):
         found = super().arguments(facts)
         servers = [item for item in found.get("servers") or () if item.get("secrets")]
         if servers:
-            from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.secret_variables import (
+            from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.secret_variables import (
                 secret_sets,
             )
 

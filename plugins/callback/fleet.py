@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
 from ansible.plugins.loader import action_loader, filter_loader, test_loader
-from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 
 # isort: split
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import natural
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.groups import BALANCERS
-from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause, failed_item, hint
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.hints import cause, failed_item, hint
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.groups import BALANCERS
 
 COLLECTION = "instinct.fleet."
 PLAN = "instinct.fleet.fleet_plan"

@@ -54,19 +54,24 @@ from ansible.errors import AnsibleError
 from ansible.inventory.manager import InventoryManager, split_host_pattern
 from ansible.plugins.lookup import LookupBase
 from ansible.utils.vars import load_extra_vars
-from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 
 # isort: split
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import Problem, merge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import (
-    inventory_check,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired import inventory_check
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory import (
     inventory_files,
     run_input,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.groups import BALANCERS, FLEET
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.tags import own_playbooks, toolkit_tags
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.unknown_variables import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.groups import BALANCERS, FLEET
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.public_variables import (
+    public_variables,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.tags import (
+    own_playbooks,
+    toolkit_tags,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.unknown_variables import (
     unknown_extra_variables,
 )
 

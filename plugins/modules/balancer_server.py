@@ -122,7 +122,6 @@ seconds:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
     ServerStateRequest,
@@ -131,6 +130,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain impo
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import STATES
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 
 def argument_spec():

@@ -165,22 +165,22 @@ actions:
 from contextlib import nullcontext
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
-from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
-from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
-from ansible_collections.instinct.fleet.plugins.module_utils.store.bundle_index import plan_bundle
-from ansible_collections.instinct.fleet.plugins.module_utils.store.bundle_read import (
+from ansible_collections.instinct.fleet.plugins.module_utils.bundles.bundle_index import plan_bundle
+from ansible_collections.instinct.fleet.plugins.module_utils.bundles.bundle_read import (
     load_bundle,
     verify_bundle,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.store.bundle_write import (
+from ansible_collections.instinct.fleet.plugins.module_utils.bundles.bundle_write import (
     read_identity,
     read_index,
     write_bundle,
     write_signature,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
 
 

@@ -106,12 +106,12 @@ actions:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     finish as finish_module,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import require_program
-from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_member import finish, start
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.swarm.swarm_member import finish, start
 
 
 def argument_spec():

@@ -96,16 +96,16 @@ actions:
 from contextlib import nullcontext
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
-from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
-from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import CONTROL_FILES
-from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
-from ansible_collections.instinct.fleet.plugins.module_utils.store.control_files import (
+from ansible_collections.instinct.fleet.plugins.module_utils.bundles.control_files import (
     export_files,
     take_files,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
+from ansible_collections.instinct.fleet.plugins.module_utils.content.transfer_names import CONTROL_FILES
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
 
 

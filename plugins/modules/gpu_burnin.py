@@ -126,9 +126,9 @@ actions:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.burnin import BurninRequest, burn_in
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish, require_program
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 OPTIONS = ("device", "seconds", "size", "copy_mib", "reduce_mib")
 

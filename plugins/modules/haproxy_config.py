@@ -85,12 +85,12 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import keys_map
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import header_map
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.api_keys import keys_map
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import header_map
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import converge
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.take_down import take_down
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 
 def argument_spec():

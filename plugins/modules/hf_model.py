@@ -179,12 +179,15 @@ log:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, proxies
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
-from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
+from ansible_collections.instinct.fleet.plugins.module_utils.content import proxies
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.short_secrets import (
+    refuse_short_secrets,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.cache import local_model
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.download import converge, fetch_of
 

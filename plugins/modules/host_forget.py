@@ -68,14 +68,14 @@ import shutil
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_names import Override
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_names import Override
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
 from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_data import Wanted
 from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_node import ForgottenHost, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 PROGRAMS = "/usr/bin:/usr/sbin:/usr/local/bin"
 

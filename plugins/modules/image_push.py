@@ -100,14 +100,16 @@ actions:
 from contextlib import nullcontext
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common import proxies
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import parse_ref
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
-from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
+from ansible_collections.instinct.fleet.plugins.module_utils.content import proxies
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import parse_ref
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.short_secrets import (
+    refuse_short_secrets,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.image_push import converge_push, parse_push
 from ansible_collections.instinct.fleet.plugins.module_utils.store.registry_client import (
     RegistryAccess,

@@ -75,8 +75,8 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.checked_program import run_checked
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.observe import kernel_cmdline
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import next_boot
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source

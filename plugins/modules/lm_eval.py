@@ -92,11 +92,11 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.lm_eval impor
     link_base,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run import endpoint_of, key_of
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish, require_program
-from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import node_secrets
-from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import node_secrets
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 WAIT = 60.0

@@ -88,10 +88,10 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
-from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import node_secrets
-from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import node_secrets
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize.verify import verify_models
 
 

@@ -443,7 +443,7 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
     found["out"] = json.loads(found["out"]) if found["out"] else None
     found["config"] = json.loads(texts["balancer.json"]) if "balancer.json" in texts else None
     found["files"] = {name: sha256(text) for name, text in texts.items()}
-    # Enough to recognize a key by: the rule of common/api_keys.py.
+    # Enough to recognize a key by: the rule of credentials/api_keys.py.
     found["keys"] = [line[:12].decode("ascii", "replace") for line in texts.get("keys.map", b"").splitlines()]
     found["running"] = all(
         process_of(os.path.join(state, name), word)  # an absolute name stays as it is
@@ -632,7 +632,7 @@ def read_rocm(source: Source) -> dict[str, Any]:
 
 
 def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
-    """Read the node's record of each deployment (serving/store.py): two small files unless a run was interrupted."""
+    """Read the node's record of each deployment (generation_store): two small files unless a run was interrupted."""
     found = []
     top = os.path.join(state_dir, "generations")
     for deployment in listing(top):
@@ -1116,7 +1116,7 @@ def read_start(state_dir: str, name: str) -> dict[str, Any] | None:
 
 
 def read_instance_key(state_dir: str) -> str | None:
-    """Return the mark of the instances' key, by the rule of common/instance_key.py; None if there is no key."""
+    """Return the mark of the instances' key, by the rule of credentials/instance_key.py; None if there is no key."""
     try:
         with open(os.path.join(state_dir, "keys", "instances"), encoding="ascii") as file:
             name, _unused, key = file.read().strip().partition("=")

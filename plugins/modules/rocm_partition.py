@@ -109,9 +109,9 @@ import contextlib
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease_lock import under_lease
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
-from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease_lock import under_lease
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.backends import BACKENDS
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.converge import change, services_of
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import (

@@ -107,15 +107,17 @@ actions:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
-from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.record import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.record import (
     KEEP,
     StoreUpdate,
     change,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_writer import GenerationWriter
+from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store_writer import (
+    GenerationWriter,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 
 def argument_spec():

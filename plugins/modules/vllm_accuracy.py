@@ -111,15 +111,15 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.accuracy impo
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import complete_target
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run import endpoint_of, key_of
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     NodeError,
     finish,
     require_program,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import node_secrets
-from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import node_secrets
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store import GenerationStore
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 

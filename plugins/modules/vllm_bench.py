@@ -268,18 +268,18 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers im
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.entries import Measurement
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.run import measure
-from ansible_collections.instinct.fleet.plugins.module_utils.common.beneath import remove_tree
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     NodeError,
     finish,
     require_program,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.node_key import node_key
-from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import node_secrets
-from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.node_key import node_key
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import node_secrets
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.disk.beneath import remove_tree
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
+from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store import GenerationStore
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 
 def argument_spec():

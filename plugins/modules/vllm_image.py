@@ -207,14 +207,15 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, proxies
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     finish,
     require_program,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock import run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
+from ansible_collections.instinct.fleet.plugins.module_utils.content import proxies
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.short_secrets import (
+    refuse_short_secrets,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.build_plan import build_plan
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.built_images import (
     converge_build,
@@ -226,6 +227,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.images impor
     converge_pull,
     parse_pull,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.built_image import ReceivedImage
 from ansible_collections.instinct.fleet.plugins.module_utils.store.engine_pull import stored_image

@@ -151,24 +151,24 @@ seconds:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
-from ansible_collections.instinct.fleet.plugins.module_utils.common.names import check_name
-from ansible_collections.instinct.fleet.plugins.module_utils.common.node_key import node_key
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
-from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.node_key import node_key
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import (
     node_secrets,
     values_of,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.converge import ConvergeContext, converge
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import parse_server
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_servers import (
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.names import check_name
+from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store_servers import (
     note_servers,
     resolved,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.converge import ConvergeContext, converge
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import parse_server
 
 
 def argument_spec():

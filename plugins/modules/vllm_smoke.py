@@ -98,14 +98,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run imp
     find,
     key_of,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import container_name
-from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import node_secrets
-from ansible_collections.instinct.fleet.plugins.module_utils.common.server_secrets import secrets_of
-from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import PROMPTS, TOKENS
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import node_secrets
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store import GenerationStore
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.smoke_prompts import PROMPTS, TOKENS
+from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store import GenerationStore
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 

@@ -20,13 +20,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest impo
     ManifestFile,
     manifest_of,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_job import (
+from ansible_collections.instinct.fleet.plugins.module_utils.swarm.swarm_job import (
     SwarmJob,
     SwarmMember,
     write_job,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_state import SwarmState, read_state
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive
+from ansible_collections.instinct.fleet.plugins.module_utils.swarm.swarm_state import SwarmState, read_state
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import archive
 
 from tests.fanout.net import ShapedNet
 

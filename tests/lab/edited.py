@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.certificate import self_signed
 
 from tests.helpers.trace import State, not_contained
 from tests.load import Load, Target, first_key

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status import rows as s
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status import rows as s
 
 from .conftest import Lab
 from .endpoint import RATE, Endpoint

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manifest import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.model_manifest import (
     MODELS,
     commit_of,
     statement,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.guard import OPEN
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import GUARD
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.compose import GUARD
 
 from lab.config import REGISTRY, VLLM_REPOSITORY, VLLM_TAG, VLLM_VERSION
 from lab.summary import closing_summary

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.common.intervals import (
+from ansible_collections.instinct.fleet.plugins.module_utils.benchmarks.intervals import (
     half_width,
     median_interval,
 )

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.config_keys import ConfigKeys
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import Flag, FlagTable
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.reserved_flags import ENGINE_OWNED
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.config_keys import ConfigKeys
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import Flag, FlagTable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.reserved_flags import (
+    ENGINE_OWNED,
+)
 
 from tests.oracles.engine_models import NOT_BEFORE, TARGETS
 from tests.oracles.engine_options import GROUPS, Values

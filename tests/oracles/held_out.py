@@ -5,7 +5,7 @@
 
 held_out_shapes.py draws so many shapes of each architecture that vLLM registers, fit_oracle.py lets vLLM build them,
 and the planner says what it would plan. Known families must be at most 1 % off, the others inside the range that the
-plan prints. --record keeps the answers; tests/unit/sizing/test_held_out.py compares a part of them in every run.
+plan prints. --record keeps the answers; tests/unit/shapes/test_held_out.py compares a part of them in every run.
 """
 
 from __future__ import annotations

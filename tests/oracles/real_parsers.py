@@ -23,9 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args import bench_args, bench_table
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import Flag, FlagTable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.bench_clients.bench_args import (
+    bench_args,
+    bench_table,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import Flag, FlagTable
 
 from tests import ROOT
 from tests.oracles.real_parsers_runner import MARKER

@@ -21,9 +21,9 @@ from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize import facts, job, paths, verify
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize import signature
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.plan import (
     QuantizeRequest,
     plan_quantization,
 )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import (
     AMBIGUOUS,
     BAD_VALUE,
     MISSING,
@@ -22,8 +22,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings im
     UNKNOWN,
     Finding,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flag_values import size
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flag_values import size
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import (
     Flag,
     FlagTable,
     absent,

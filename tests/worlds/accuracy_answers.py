@@ -6,7 +6,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import SanityItem, parse_items
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.scoring import (
+    SanityItem,
+    parse_items,
+)
 
 from tests.worlds.catalogue import knowledge
 

@@ -20,11 +20,11 @@ from tests.playbook_variables import load
 from tests.worlds.strangers_world import World
 
 ROOTS = {
-    "paths.py": ("/etc/instinct-fleet", "/var/lib/instinct-fleet"),
-    "run_lock.py": ("/run/instinct-fleet",),
-    "lease_file.py": ("/run/instinct-fleet",),
+    "common/paths.py": ("/etc/instinct-fleet", "/var/lib/instinct-fleet"),
+    "leases/run_lock.py": ("/run/instinct-fleet",),
+    "leases/lease_file.py": ("/run/instinct-fleet",),
 }
-"""Directories on hosts, by the file of module_utils/common that names them."""
+"""Directories on hosts, by the file of module_utils that names them."""
 
 
 class BalancerNode:
@@ -70,7 +70,7 @@ class Site:
         for name in ("roles", "meta", "galaxy.yml", "catalog", "templates"):
             (collection / name).symlink_to(ROOT / name)
         for file, roots in ROOTS.items():
-            path = collection / "plugins/module_utils/common" / file
+            path = collection / "plugins/module_utils" / file
             text = path.read_text()
             for root in roots:
                 assert f'"{root}"' in text

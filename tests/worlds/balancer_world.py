@@ -6,19 +6,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import key_marks, keys_map
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.api_keys import key_marks, keys_map
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     BalancerHost,
     balancer_host,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.certificate import self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.plan import (
     BalancerPlan,
     BalancerSecrets,
     wanted_files,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import template_renderer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.render import (
+    template_renderer,
+)
 
 from tests import ROOT
 

@@ -312,14 +312,17 @@ def suite_fleet() -> dict[str, dict[str, Any]]:
 def summary_of(fleet: dict[str, dict[str, Any]], run: str = "20260131T101500Z") -> dict[str, Any]:
     """The summary of a fleet."""
     from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
-    from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import build_summary, collect
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.summary import (
+        build_summary,
+        collect,
+    )
 
     return build_summary(run, "2026-01-31T10:18:41Z", collect(list(fleet), fleet, Redactor(), GPU_MODELS))
 
 
 def main(directory: Path) -> None:
     """Write the reports."""
-    from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.report import render_report
 
     directory.mkdir(parents=True, exist_ok=True)
     fleets = {

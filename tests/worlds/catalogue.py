@@ -8,17 +8,17 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.versions import Timeline
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import FlagTable
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings import (
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.versions import Timeline
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.kv_cache import CacheRules
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import FlagTable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import (
     Rendered,
     SettingsBook,
     flag_argv,
     render_setting,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache import CacheRules
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Decisions
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.decisions import Decisions
 
 from tests import ROOT
 

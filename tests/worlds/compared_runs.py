@@ -10,8 +10,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import METRICS
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.cells import Side
+from ansible_collections.instinct.fleet.plugins.module_utils.benchmarks.bench_metrics import METRICS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.cells import Side
 
 BEGIN = datetime.datetime(2026, 1, 31, 10, 0, tzinfo=datetime.UTC)
 COMMAND = (

@@ -10,52 +10,57 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import OperationRequest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import (
     canonical,
     spec_hash,
     text_hash,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import (
     InstanceKey,
     header_map,
     mark,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.minimum import Count
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import Deployment
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import OperationRequest
+from ansible_collections.instinct.fleet.plugins.module_utils.service.minimum import Count
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.images import ImageFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment import Deployment
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     BalancerHost,
     balancer_host,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock, model_key
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.former import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.balancer_plan import (
+    BalancerPlan,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.former import (
     former_balancers,
     with_removal,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.plan import (
     EndpointAssets,
     EndpointInputs,
     wanted_files,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import (
     DeploymentDecision,
     InstanceFactory,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import RolloutPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.policy import parse_policy
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import OPTIONS, requested_rollout
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import todo_hosts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import Lock, model_key
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import RolloutPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import parse_policy
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import (
+    OPTIONS,
+    requested_rollout,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.todo import todo_hosts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.simulate import (
     RunLimits,
     Simulation,
     Watch,
     simulate,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.tune import TargetGpu
 
 from tests.worlds.balancer_world import DRAW, MATERIAL, NEVER, found
 from tests.worlds.plan_world import (

@@ -6,7 +6,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.run_results import RunResults, parse_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports.run_results import (
+    RunResults,
+    parse_run,
+)
 
 from tests.worlds.bench_samples import MODEL, entry, latency_result, summary_of, throughput_result, variables
 

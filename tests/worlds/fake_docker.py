@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.probe_output import MARK
+from ansible_collections.instinct.fleet.plugins.module_utils.content.probe_output import MARK
 
 
 @dataclass

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     ROLLBACK,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests import ROOT
 from tests.worlds.plan_world import apply_to_state, deployment, fleet, state, workshop

@@ -8,15 +8,15 @@ from functools import cache
 from typing import Any
 
 import yaml
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.gpus import parse_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.items import (
     AuditFinding,
     HostView,
     Item,
     parse_items,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.serving_checks import RECORDS
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import parse_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.judge import audit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.serving_checks import RECORDS
 
 from tests.worlds.catalogue import CATALOG
 

@@ -20,10 +20,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
     Haproxy,
     HaproxyUnavailable,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import Backend
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import Backend
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.config import config_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import BackendServer
 
 from tests.helpers.eventually import GENEROUS, eventually
 from tests.helpers.ports import free_port

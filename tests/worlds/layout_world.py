@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import Layout, lay_out_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.layout import (
+    Layout,
+    lay_out_fleet,
+)
 
 from tests.worlds.plan_world import fleet, state
 

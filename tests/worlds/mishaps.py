@@ -8,13 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.actions import PARTITION_KINDS
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import first_model, templates
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls import SimulatedRun
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FleetModel, Running
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import Playbook
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.changes.actions import PARTITION_KINDS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import names_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.balancer_plan import (
+    BalancerPlan,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.before import (
+    first_model,
+    templates,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.calls import SimulatedRun
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.model import (
+    FleetModel,
+    Running,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.plays import Playbook
 from hypothesis import strategies as st
 
 from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, configured, later

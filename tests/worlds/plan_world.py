@@ -13,27 +13,34 @@ from typing import Any
 import jsonschema
 import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import GpuCatalog, parse_gpus
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import Knowledge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.gpus import (
+    GpuCatalog,
+    parse_gpus,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import (
     Fleet,
     HostInput,
     build_fleet,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import (
+    InstanceFactory,
+    ModelSource,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.render import (
+    FILES,
+    Render,
+    renderer,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import (
     ImagePin,
     Lock,
     ModelPin,
     model_key,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import (
-    InstanceFactory,
-    ModelSource,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import FILES, Render, renderer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests import ROOT
 

@@ -11,13 +11,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.record import (
+    StoreUpdate,
+    change,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store_writer import (
+    GenerationWriter,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.engine import read_images
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.generations import read_generations
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.storage import read_models
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.record import StoreUpdate, change
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_writer import GenerationWriter
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import (
     Manifest,
     ManifestFile,

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_quantization
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import load_quantization
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.plan import (
     QuantizePlan,
     QuantizeRequest,
     plan_quantization,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.facts import ModelFacts
 
 DOZEN = (
     "0.6.3", "0.7.3", "0.8.5", "0.9.1", "0.9.2", "0.10.1", "0.11.0", "0.11.2", "0.13.0", "0.16.0", "0.19.0", "0.22.0",

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import converge as balancer_node
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import drain
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import (
@@ -32,10 +31,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
     HaproxyUnavailable,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import health
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import Backend, group_servers
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import (
+    Backend,
+    group_servers,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.config import config_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import BackendServer
 
 from tests.helpers.eventually import GENEROUS, eventually, patient_socket
 from tests.helpers.ports import free_port

@@ -14,20 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_baselines, load_gpus
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.cells import Side
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.published import read_published
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import RunContext
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.node_facts import host_facts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.rows import MeasuredRun
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import (
+    load_baselines,
+    load_gpus,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.decode import decode_step
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.cells import Side
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.published import (
+    read_published,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.around import RunContext
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.report import render_report
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.node_facts import host_facts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.rows import MeasuredRun
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.summary import (
     Measured,
     MeasurementFailure,
     build_summary,
     collect,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.decode import decode_step
 
 from tests.worlds.bench_samples import (
     COMMIT,

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import OperationRequest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import BalancerHost
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import OperationRequest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
+    BalancerHost,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.plan import (
     EndpointAssets,
     EndpointInputs,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.balancer_world import ADDRESSES, DRAW, MATERIAL, applied, host
 from tests.worlds.plan_world import LOCK, apply_to_state, deployment, fleet, state, workshop

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import converge, readiness
 from ansible_collections.instinct.fleet.plugins.modules import vllm_server
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import bundle
 
 from tests.helpers.eventually import GENEROUS
 from tests.helpers.ports import free_port

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import BackendServer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.model import (
     FleetModel,
     Running,
     SimulatedBalancer,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import PROMPTS, Reply
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.smoke_prompts import PROMPTS, Reply
 
 GOOD = [
     Reply(f" {prompt.right[0] if prompt.right else 'a girl'}, and that is what it is") for prompt in PROMPTS

@@ -16,15 +16,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import keys_map
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.api_keys import keys_map
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import (
     Haproxy,
     HaproxyUnavailable,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.guard import Guard
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import group_servers
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import group_servers
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.config import config_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import BackendServer
 
 from tests.helpers.eventually import GENEROUS, eventually
 from tests.helpers.ports import free_port

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
-from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import SIGNATURES_FILE, to_text
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.failure_signatures import SIGNATURES
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.failures import SIGNATURES_FILE, to_text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import bundle
 
 from tests.helpers.eventually import GENEROUS
 

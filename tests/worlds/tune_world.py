@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.facts import ModelFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.images import ImageFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment import (
     Deployment,
     parse_deployments,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TargetGpu, TunedSettings, tune
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.tune import (
+    TargetGpu,
+    TunedSettings,
+    tune,
+)
 
 from tests.worlds.catalogue import knowledge
 

@@ -11,7 +11,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.certificate import self_signed
 
 ACCOUNT = "fleet:p%40ss-of-the-proxy"
 SECRET = "p@ss-of-the-proxy"

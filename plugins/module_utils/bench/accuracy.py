@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask an instance prompts and passages, from its own node. A request that fails has an error and no answer.
 
-What an answer is worth is decided on the control node (plugin_utils/accuracy).
+What an answer is worth is decided on the control node (plugin_utils/measuring/accuracy).
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.failures import tail
 from ..common.module_main import NodeError
-from ..common.run_lock import run_lock
 from ..docker.client import DockerClient, DockerError, Json
 from ..docker.containers import create_container, wait_container
 from ..docker.image_api import image
 from ..docker.logs import container_log
+from ..engines.failures import tail
+from ..leases.run_lock import run_lock
 from ..observe.gpu_users import read_users
 from ..observe.gpus import kfd_processes, read_gpus
 from ..observe.source import Source

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..common.module_main import NodeError
-from ..common.mounts import BENCH_MOUNT, INSTANCE_MOUNT, KEYS_MOUNT
 from ..common.paths import container_name
 from ..docker.client import DockerClient, Json, NotFound
 from ..docker.containers import remove_container
 from ..docker.lifecycle import stop_gracefully
-from ..serving.store import GenerationStore
+from ..engines.mounts import BENCH_MOUNT, INSTANCE_MOUNT, KEYS_MOUNT
+from ..generation_store.store import GenerationStore
 from .jobs import BenchmarkJob, parse_job
 
 LABEL = "instinct-fleet.bench"

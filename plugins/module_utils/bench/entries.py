@@ -8,13 +8,13 @@ import os
 from dataclasses import dataclass
 
 from ..common import paths
-from ..common.beneath import read_below, remove_below
-from ..common.failure_signatures import SIGNATURES
-from ..common.failures import UNSPECIFIC, classify, tail
 from ..common.module_main import NodeError
-from ..common.mounts import BENCH_OUTPUT
+from ..disk.beneath import read_below, remove_below
 from ..docker.client import DockerClient, DockerError, DockerUnavailable, Json
 from ..docker.logs import container_log
+from ..engines.failure_signatures import SIGNATURES
+from ..engines.failures import UNSPECIFIC, classify, tail
+from ..engines.mounts import BENCH_OUTPUT
 from .containers import BenchmarkTarget
 from .jobs import recorded_runs
 from .results import LOG_LINES, outcome, run_entry

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.bench_record import succeeded
-from ..common.beneath import names_below, read_below, remove_below, remove_tree
+from ..benchmarks.bench_record import succeeded
 from ..common.files import make_private
 from ..common.hashing import spec_hash
 from ..common.module_main import NodeError
-from ..common.mounts import BENCH_JOB
-from ..common.write_below import write_below
+from ..disk.beneath import names_below, read_below, remove_below, remove_tree
+from ..disk.write_below import write_below
+from ..engines.mounts import BENCH_JOB
 
 Record = Mapping[str, Any]
 _NEEDED = ("cells", "blocks", "most", "half_width", "warmups", "seed", "order")

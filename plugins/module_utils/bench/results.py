@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..common.bench_results import ResultError, check_result, finite, number, request_counts
-from ..common.failure_signatures import SIGNATURES
-from ..common.failures import classify, tail
+from ..benchmarks.bench_results import ResultError, check_result, finite, number, request_counts
 from ..docker.client import Json
+from ..engines.failure_signatures import SIGNATURES
+from ..engines.failures import classify, tail
 from .jobs import Record
 
 LOG_LINES = 60

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.beneath import remove_below
 from ..common.module_main import NodeError
-from ..common.run_lock import Busy, run_lock
-from ..common.write_below import write_below
+from ..disk.beneath import remove_below
+from ..disk.write_below import write_below
 from ..docker.client import DockerClient, Json
 from ..docker.containers import create_container, wait_container
 from ..docker.logs import container_log
+from ..leases.run_lock import Busy, run_lock
 from .containers import CLIENT_CA, CLIENT_ENV, BenchmarkTarget, container_body, stop_and_remove
 from .entries import ContainerEnd, Measurement, entries_of
 from .jobs import prepare

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send the prompts of common/smoke_prompts.py to an instance, from its own node."""
+"""Send the prompts of engines/smoke_prompts.py to an instance, from its own node."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..common import paths
-from ..common.endpoint import listen_address, local_address
-from ..common.env_files import env_assignments
 from ..common.files import read_text
-from ..common.node_key import node_key
-from ..common.smoke_prompts import PROMPTS, TOKENS, Reply
+from ..credentials.env_files import env_assignments
+from ..credentials.node_key import node_key
+from ..engines.smoke_prompts import PROMPTS, TOKENS, Reply
+from ..service.endpoint import listen_address, local_address
 from ..serving.health import ProbeAnswer, ServerAddress, ask
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from ..common.files import make_private
 from ..common.hashing import canonical, text_hash
-from ..common.image_ref import parse_ref
 from ..common.module_main import NodeError
 from ..common.processes import Program, ProgramEnd, run_program
+from ..content.image_ref import parse_ref
 from .build_plan import BuildInputs, BuildPlan
 from .dockerfile import candidates, pinned, read_dockerfile, unknown_arguments
 

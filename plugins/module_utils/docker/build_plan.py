@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..common.hashing import canonical, text_hash
-from ..common.image_ref import BUILD_LABEL
 from ..common.module_main import NodeError
-from ..common.urls import holds_account
+from ..content.image_ref import BUILD_LABEL
+from ..content.urls import holds_account
 
 COMMIT_LABEL = "instinct-fleet.build.commit"
 BASES_LABEL = "instinct-fleet.build.bases"

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from ..common.image_ref import BUILD_LABEL, parse_ref
 from ..common.module_main import NodeError
+from ..content.image_ref import BUILD_LABEL, parse_ref
 from . import image_api
 from .build import build_image
 from .build_plan import BuildInputs, BuildPlan

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..common.disk_space import free_bytes, sized
-from ..common.image_ref import STORE_REGISTRY, ImageRef, ImageSoftware, parse_ref
 from ..common.module_main import NodeError
 from ..common.paths import UNPACK_FACTOR
+from ..content.image_ref import STORE_REGISTRY, ImageRef, ImageSoftware, parse_ref
 from . import image_api, registry_answers
 from .client import DockerClient, DockerError, DockerTimeout, DockerUnavailable, Json
 from .inspect_image import cached_software, describe_request, inspect_image, no_answer

@@ -8,12 +8,12 @@ import os
 import re
 
 from ..common import paths
-from ..common.failures import tail
 from ..common.files import read_text, write_atomic
 from ..common.hashing import text_hash
-from ..common.image_ref import ImageSoftware
 from ..common.module_main import NodeError
-from ..common.probe_output import MARK, kind
+from ..content.image_ref import ImageSoftware
+from ..content.probe_output import MARK, kind
+from ..engines.failures import tail
 from .client import DockerClient, DockerError, Json, NotFound
 from .containers import create_container, remove_container, wait_container
 from .logs import container_log

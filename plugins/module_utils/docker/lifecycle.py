@@ -3,7 +3,7 @@
 
 A container on AMD GPUs gets a chance to stop before it is killed: SIGKILL during HIP work strands GPU memory
 (ROCm/mori#473, ROCm/rocm-systems#8263). An instance's restart policy follows what was asked of it:
-common/restart_policy.py.
+engines/restart_policy.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from urllib.parse import quote
 
-from ..common.restart_policy import NEVER, RESTART_LABEL, docker_policy, policy_word
+from ..engines.restart_policy import NEVER, RESTART_LABEL, docker_policy, policy_word
 from .client import DockerClient, DockerError, DockerUnavailable, Json, NotFound
 
 

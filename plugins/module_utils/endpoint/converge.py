@@ -17,14 +17,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.balancer_config import carried_servers, configured_servers
-from ..common.endpoint import OPERATOR, ROUTERS, busy
 from ..common.files import make_private, read_text, write_atomic
 from ..common.hashing import spec_hash
 from ..common.module_main import NodeError
 from ..common.paths import BALANCER_DIR, BALANCER_STATE, ROUTER_DIR
 from ..common.processes import Program, run_program
-from ..common.run_lock import run_lock
+from ..leases.run_lock import run_lock
+from ..service.balancer_config import carried_servers, configured_servers
+from ..service.endpoint import OPERATOR, ROUTERS, busy
 from ..serving.health import port_holder
 from .drain import CHECK_SECONDS
 from .haproxy_socket import CarriedServer, Haproxy, state_file

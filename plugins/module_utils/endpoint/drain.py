@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.endpoint import BALANCER, NOT_IN_SERVICE, OPERATOR
 from ..common.errors import Problem
 from ..common.files import make_private, write_atomic
-from ..common.minimum import ServingEngine, parse_count, refusals
 from ..common.module_main import NodeError
-from ..common.run_lock import run_lock
+from ..leases.run_lock import run_lock
+from ..service.endpoint import BALANCER, NOT_IN_SERVICE, OPERATOR
+from ..service.minimum import ServingEngine, parse_count, refusals
 from .haproxy_socket import CarriedServer, state_file
 from .installed import Balancer, same_servers
 

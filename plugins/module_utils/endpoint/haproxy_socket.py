@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..common.endpoint import BALANCER
 from ..common.module_main import NodeError
+from ..service.endpoint import BALANCER
 
 # Bits of srv_admin_state that the admin socket sets. Source: haproxy, include/haproxy/server-t.h (SRV_ADMF_*).
 _MAINT, _DRAIN = 0x01, 0x08

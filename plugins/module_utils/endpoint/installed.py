@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..common.balancer_config import configured_servers, followers
-from ..common.endpoint import BALANCER
 from ..common.files import read_text, write_atomic
 from ..common.module_main import NodeError
 from ..common.paths import BALANCER_DIR, BALANCER_STATE
+from ..service.balancer_config import configured_servers, followers
+from ..service.endpoint import BALANCER
 from .haproxy_socket import CarriedServer, Haproxy, ServerLoad
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable
 
-from ..common.endpoint import ADDRESS_FILE
 from ..common.module_main import NodeError
+from ..service.endpoint import ADDRESS_FILE
 
 KEEPALIVED = "/usr/sbin/keepalived"
 SERVICE = "instinct-balancer-address.service"

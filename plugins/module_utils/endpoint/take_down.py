@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..common.beneath import remove_tree
 from ..common.files import write_atomic
 from ..common.module_main import NodeError
 from ..common.paths import DATA_DIR, ROUTER_DIR
 from ..common.processes import Program, run_program
-from ..common.run_lock import run_lock
+from ..disk.beneath import remove_tree
+from ..leases.run_lock import run_lock
 from .converge import AGENT_SERVICE, ROUTER_SERVICE, SERVICE, BalancerPaths, running
 from .keepalived import PID_FILE
 from .keepalived import SERVICE as ADDRESS_SERVICE

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..common.beneath import names_below, remove_below
 from ..common.disk_space import sized
-from ..common.image_names import Override
-from ..common.prune import IMAGE, WEIGHTS, FoundThings, Leftover, Roots, removals
-from ..common.tree_bytes import tree_bytes
+from ..content.image_names import Override
+from ..content.prune import IMAGE, WEIGHTS, FoundThings, Leftover, Roots, removals
+from ..disk.beneath import names_below, remove_below
+from ..disk.tree_bytes import tree_bytes
 from ..docker.client import DockerClient, Json
 from ..observe.held_bytes import network_devices
 from ..observe.source import Source

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 from ..common.module_main import NodeError
-from ..common.run_lock import run_lock
 from ..docker.client import DockerClient, Json
 from ..docker.containers import remove_container
+from ..leases.run_lock import run_lock
 from .forget_data import HostData, Wanted, host_data
 from .forget_parts import Part
 from .forget_settings import SettingsFiles

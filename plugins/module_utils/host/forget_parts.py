@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Callable
 
-from ..common.beneath import remove_tree
+from ..disk.beneath import remove_tree
 from ..observe.source import listing
 
 

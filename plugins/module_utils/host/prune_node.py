@@ -14,13 +14,11 @@ from typing import Any
 from urllib.parse import quote
 
 from ..common import paths
-from ..common.beneath import remove_below, remove_tree
 from ..common.disk_space import sized
 from ..common.files import read_text
-from ..common.hub_files import HubRepository
-from ..common.image_ref import BUILD_LABEL
 from ..common.module_main import NodeError
-from ..common.prune import (
+from ..content.image_ref import BUILD_LABEL
+from ..content.prune import (
     IMAGE,
     JOB,
     PROBE,
@@ -33,10 +31,12 @@ from ..common.prune import (
     Roots,
     removals,
 )
-from ..common.run_lock import Busy, run_lock
-from ..common.tree_bytes import file_bytes, tree_bytes
+from ..disk.beneath import remove_below, remove_tree
+from ..disk.hub_files import HubRepository
+from ..disk.tree_bytes import file_bytes, tree_bytes
 from ..docker import image_api
 from ..docker.client import Conflict, DockerClient, Json, NotFound, Query
+from ..leases.run_lock import Busy, run_lock
 from ..observe.generations import read_generations
 from ..observe.source import Source, listing
 from ..serving.cache_marker import warm_key

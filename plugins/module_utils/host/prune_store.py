@@ -8,11 +8,11 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from ..common.prune import FoundBlobs
-from ..common.tree_bytes import tree_bytes
+from ..content.prune import FoundBlobs
+from ..disk.tree_bytes import tree_bytes
 from ..observe.source import listing
 from ..store.blobs import Store
-from ..store.swarm_member import transferring
+from ..swarm.swarm_member import transferring
 
 LOOSE = "loose"  # the id of blobs of no manifest
 INCOMING = "incoming/"  # begins the id of what was received in part

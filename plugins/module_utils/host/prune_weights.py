@@ -9,10 +9,10 @@ import re
 import stat
 from collections.abc import Iterator
 
-from ..common.beneath import directory_below, names_below
-from ..common.hub_files import MARKERS, HubRepository, is_blob
-from ..common.prune import FoundWeights
-from ..common.untrusted_tree import walk
+from ..content.prune import FoundWeights
+from ..disk.beneath import directory_below, names_below
+from ..disk.hub_files import MARKERS, HubRepository, is_blob
+from ..disk.untrusted_tree import walk
 
 REMOVING = ".removing"  # the marker of weights whose removal has begun
 _COMMIT = re.compile(r"[0-9a-f]{40}")

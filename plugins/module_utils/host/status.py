@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what runs on a node: containers, what their supervisors say, /metrics twice, and the load balancer's servers.
 
-Judges nothing: plugin_utils/status does, on the control node.
+Judges nothing: plugin_utils/operations/status does, on the control node.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common import paths
-from ..common.env_files import env_secrets
-from ..common.failure_signatures import SIGNATURES
-from ..common.failures import classify
 from ..common.files import read_text
 from ..common.module_main import NodeError
 from ..common.redact import Redactor
+from ..credentials.env_files import env_secrets
 from ..docker.client import SOCKET, DockerClient, Json, Query
 from ..docker.logs import container_log
 from ..endpoint.installed import Balancer
+from ..engines.failure_signatures import SIGNATURES
+from ..engines.failures import classify
 from ..observe.engine import read_images
 from ..observe.generations import read_generations
 from ..observe.held_bytes import held_bytes

@@ -46,7 +46,7 @@ def read_balancer(source: Source, state_dir: str, data_dir: str) -> dict[str, An
     found["out"] = json.loads(found["out"]) if found["out"] else None
     found["config"] = json.loads(texts["balancer.json"]) if "balancer.json" in texts else None
     found["files"] = {name: sha256(text) for name, text in texts.items()}
-    # Enough to recognize a key by: the rule of common/api_keys.py.
+    # Enough to recognize a key by: the rule of credentials/api_keys.py.
     found["keys"] = [line[:12].decode("ascii", "replace") for line in texts.get("keys.map", b"").splitlines()]
     found["running"] = all(
         process_of(os.path.join(state, name), word)  # an absolute name stays as it is

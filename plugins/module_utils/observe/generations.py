@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # importing typing would cost as much as reading eight GPUs
 
 
 def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
-    """Read the node's record of each deployment (serving/store.py): two small files unless a run was interrupted."""
+    """Read the node's record of each deployment (generation_store): two small files unless a run was interrupted."""
     found = []
     top = os.path.join(state_dir, "generations")
     for deployment in listing(top):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 
-from ..common.restart_policy import RESTART_LABEL, policy_word
+from ..engines.restart_policy import RESTART_LABEL, policy_word
 from .docker_root import root_dir
 from .engine import DockerRequest
 from .hashes import sha256
@@ -107,7 +107,7 @@ def read_start(state_dir: str, name: str) -> dict[str, Any] | None:
 
 
 def read_instance_key(state_dir: str) -> str | None:
-    """Return the mark of the instances' key, by the rule of common/instance_key.py; None if there is no key."""
+    """Return the mark of the instances' key, by the rule of credentials/instance_key.py; None if there is no key."""
     try:
         with open(os.path.join(state_dir, "keys", "instances"), encoding="ascii") as file:
             name, _unused, key = file.read().strip().partition("=")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from ..common.lease_file import LEASE, at_work, now, read_lease, seconds_left
+from ..leases.lease_file import LEASE, at_work, now, read_lease, seconds_left
 from .source import ABSENT, Source
 
 TYPE_CHECKING = False

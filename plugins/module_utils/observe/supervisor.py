@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.failures import Diagnosis
+from ..engines.failures import Diagnosis
 from .supervisor_file import read_supervisor
 
 STATE_FILE = "state.json"

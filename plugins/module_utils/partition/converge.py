@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..common.module_main import NodeError
-from ..common.names import check_name
 from ..common.paths import container_name
+from ..engines.names import check_name
 from .gpus import PartitionError
 from .holders import Service
 from .request import NodeInterface, PartitionRequest, PartitionResult, make_plan, predict

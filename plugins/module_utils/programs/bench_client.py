@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.bench_results import number
+from ..benchmarks.bench_results import number
 
 _LOG_BYTES = 32 * 1024  # of a run's output that are kept
 _SAMPLE_SECONDS = 0.2

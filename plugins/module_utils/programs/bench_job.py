@@ -28,12 +28,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..common.bench_metrics import normalise
-from ..common.bench_record import record_name, succeeded
-from ..common.bench_results import ResultError, number
+from ..benchmarks.bench_metrics import normalise
+from ..benchmarks.bench_record import record_name, succeeded
+from ..benchmarks.bench_results import ResultError, number
+from ..benchmarks.intervals import MIN_RUNS, half_width
 from ..common.files import write_atomic
-from ..common.intervals import MIN_RUNS, half_width
-from ..common.mounts import BENCH_JOB, BENCH_OUTPUT, BENCH_RESULT
+from ..engines.mounts import BENCH_JOB, BENCH_OUTPUT, BENCH_RESULT
 from .bench_client import ClientRun, cpu_share, leave, run_client
 
 Client = Callable[[Mapping[str, Any], Sequence[str]], ClientRun]

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any
 
-from ..common.probe_output import REPORT
+from ..content.probe_output import REPORT
 
 ATTEMPTS = 5  # at a download that the network interrupts; files on disk are not downloaded again
 ERRORS_SECONDS = 60.0  # for a hub that answers with errors: nobody sees anything of the attempts

@@ -29,7 +29,7 @@ from typing import Any
 OPEN = ("/health", "/metrics")
 """Routes that need no key: load balancers and monitoring ask for these."""
 KEY_FILE = "/instinct-keys/instances"
-"""The node's present key, as common/instance_key.py writes it."""
+"""The node's present key, as credentials/instance_key.py writes it."""
 DRAINING = b"1"
 """The byte in the supervisor's file when the instance is about to stop."""
 REQUESTS_HEADER, BALANCERS_HEADER = b"x-instinct-requests", b"x-instinct-balancers"

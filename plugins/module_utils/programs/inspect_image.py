@@ -19,7 +19,7 @@ import subprocess
 import sys
 from typing import Any
 
-from ..common.probe_output import MARK, assigned, kind
+from ..content.probe_output import MARK, assigned, kind
 
 
 def version(package: str) -> str:

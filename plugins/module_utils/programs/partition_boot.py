@@ -15,7 +15,7 @@ from typing import Any
 from ..common.files import read_text
 from ..common.module_main import NodeError, internal_error
 from ..common.paths import PARTITION_RECORD
-from ..common.run_lock import run_lock
+from ..leases.run_lock import run_lock
 from ..partition.converge import change
 from ..partition.gpus import PartitionedGpu, PartitionError, TargetModes
 from ..partition.node import PartitionNode

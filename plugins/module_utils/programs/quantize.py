@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from ..common.probe_output import REPORT
+from ..content.probe_output import REPORT
 from ..quantize.tensor_check import BadCheckpoint, check_index, compare, read_tensors
 
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")

@@ -22,7 +22,7 @@ import time
 import urllib.parse
 from typing import Any
 
-from ..common.endpoint import METRICS, busy
+from ..service.endpoint import METRICS, busy
 
 POLL_SECONDS = 1.0
 ASK_SECONDS = 5.0

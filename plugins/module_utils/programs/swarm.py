@@ -11,8 +11,8 @@ import signal
 import sys
 from typing import NoReturn
 
-from ..store.swarm_job import read_job
-from ..store.swarm_run import SwarmRun
+from ..swarm.swarm_job import read_job
+from ..swarm.swarm_run import SwarmRun
 
 
 def _ended(*_: object) -> NoReturn:

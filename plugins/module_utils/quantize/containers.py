@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.failures import tail
 from ..common.module_main import NodeError
 from ..docker.client import DockerClient, DockerError, Json, NotFound
 from ..docker.containers import create_container, remove_container, wait_container
 from ..docker.lifecycle import stop_gracefully
 from ..docker.logs import container_log
+from ..engines.failures import tail
 
 LABEL = "instinct-fleet.quantize"
 _WAIT_SLICE = 5.0

@@ -7,14 +7,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ..common import proxies
 from ..common.files import read_text, sync_directory, write_atomic
-from ..common.model_manifest import SIGNATURE
 from ..common.module_main import NodeError
-from ..common.run_lock import run_lock
-from ..common.urls import holds_account
+from ..content import proxies
+from ..content.model_manifest import SIGNATURE
+from ..content.urls import holds_account
 from ..docker.client import DockerClient, Json
 from ..docker.image_api import image
+from ..leases.run_lock import run_lock
 from . import environment, job, paths
 from .environment import EnvironmentRequest
 

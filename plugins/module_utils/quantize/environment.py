@@ -13,11 +13,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..common.beneath import remove_tree
 from ..common.files import make_private, sync_directory, write_atomic
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError
-from ..common.untrusted_tree import publish_tree
+from ..disk.beneath import remove_tree
+from ..disk.untrusted_tree import publish_tree
 from ..docker.client import DockerClient
 from . import paths
 from .containers import ContainerRun, run_container

@@ -12,7 +12,8 @@ from typing import Any
 from ..common.disk_space import free_bytes
 from ..common.files import read_text
 from ..common.hashing import canonical, text_hash
-from ..common.model_manifest import (
+from ..common.module_main import NodeError
+from ..content.model_manifest import (
     MANIFEST,
     SIGNATURE,
     BadManifest,
@@ -20,7 +21,6 @@ from ..common.model_manifest import (
     hash_directory,
     parse_statement,
 )
-from ..common.module_main import NodeError
 from ..docker.client import DockerClient, Json
 from ..docker.image_api import image
 from ..observe.gpu_users import read_users

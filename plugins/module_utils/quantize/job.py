@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.beneath import remove_tree
 from ..common.disk_space import sized
 from ..common.files import make_private, read_text, sync_directory, write_atomic
-from ..common.model_manifest import (
+from ..common.module_main import NodeError
+from ..content.model_manifest import (
     MANIFEST,
     commit_of,
     hash_directory,
@@ -24,10 +24,10 @@ from ..common.model_manifest import (
     statement,
     statement_text,
 )
-from ..common.module_main import NodeError
-from ..common.probe_output import REPORT
-from ..common.untrusted_tree import publish_tree
-from ..common.write_below import write_below
+from ..content.probe_output import REPORT
+from ..disk.beneath import remove_tree
+from ..disk.untrusted_tree import publish_tree
+from ..disk.write_below import write_below
 from ..docker.client import DockerClient, Json
 from ..store.blob_files import link_or_copy
 from . import paths
@@ -48,7 +48,7 @@ exec $python "$program" {paths.JOB_MOUNT}/{paths.JOB}
 
 @dataclass(frozen=True)
 class QuantizeJob:
-    """A planned job, as plugin_utils/quantize/plan.py made it.
+    """A planned job, as plugin_utils/operations/quantize/plan.py made it.
 
     data: what programs/quantize.py reads, less its paths. record: what the output is made of. card: its README.md.
     """

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from ..common import model_manifest
 from ..common.paths import DATA_DIR
+from ..content import model_manifest
 
 HOME = DATA_DIR + "/quantize"
 MODELS = model_manifest.MODELS

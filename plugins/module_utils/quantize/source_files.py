@@ -9,9 +9,9 @@ import stat
 from dataclasses import dataclass
 
 from ..common.files import read_text
-from ..common.hub_files import HubRepository
 from ..common.module_main import NodeError
-from ..common.untrusted_tree import walk
+from ..disk.hub_files import HubRepository
+from ..disk.untrusted_tree import walk
 
 _SNAPSHOT = re.compile(r"(?P<cache>.*)/hub/(?P<name>models--[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 

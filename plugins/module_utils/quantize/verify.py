@@ -9,7 +9,8 @@ from typing import Any
 
 from ..common.disk_space import sized
 from ..common.files import read_text
-from ..common.model_manifest import (
+from ..common.module_main import NodeError
+from ..content.model_manifest import (
     MANIFEST,
     REPAIR,
     REPOSITORY,
@@ -21,7 +22,6 @@ from ..common.model_manifest import (
     hashes_file,
     parse_statement,
 )
-from ..common.module_main import NodeError
 from ..docker.client import Json
 from .paths import HASHES
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from ..common.beneath import NO_LINK, directory_below, file_below
 from ..common.module_main import NodeError
-from ..common.untrusted_tree import walk
+from ..disk.beneath import NO_LINK, directory_below, file_below
+from ..disk.untrusted_tree import walk
 
 ROOTS = (
     "aiter",

@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import re
 
-from ..common.beneath import read_below
 from ..common.module_main import NodeError
-from ..common.write_below import write_below
+from ..disk.beneath import read_below
+from ..disk.write_below import write_below
 
 MARKER = "warm.json"
 KEY = re.compile(r"[0-9a-f]{32}")

@@ -12,18 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..common import paths, secret_files
+from ..common import paths
 from ..common.abandoned import ControllerGone
-from ..common.failures import Diagnosis
 from ..common.files import read_text, write_atomic
 from ..common.module_main import NodeError, require_program
 from ..common.redact import Redactor
-from ..common.restart_policy import NEVER
-from ..common.run_lock import run_lock
+from ..credentials import secret_files
 from ..docker.client import DockerClient, DockerError, DockerTimeout, DockerUnavailable, Json
 from ..docker.containers import create_container, remove_container, rename_container
 from ..docker.lifecycle import comes_back, policy_action, set_policy, stop_gracefully
 from ..docker.logs import container_log
+from ..engines.failures import Diagnosis
+from ..engines.restart_policy import NEVER
+from ..leases.run_lock import run_lock
 from ..observe import supervisor
 from . import supervisor_versions
 from .attention import ATTENTION_FILE, Proof, proof_of, warnings

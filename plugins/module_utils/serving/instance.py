@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..common import paths
-from ..common.env_files import env_assignments, mask_env
 from ..common.files import read_text
 from ..common.module_main import NodeError
-from ..common.names import NAME
-from ..common.node_key import node_key
-from ..common.restart_policy import NEVER
+from ..credentials.env_files import env_assignments, mask_env
+from ..credentials.node_key import node_key
 from ..docker.client import ALIVE, DockerClient, Json
 from ..docker.lifecycle import own_policy, policy_action, present_policy
+from ..engines.names import NAME
+from ..engines.restart_policy import NEVER
 from ..observe import supervisor
 from .attention import ATTENTION_FILE, Expected, parse_expected
 from .health import ServerAddress

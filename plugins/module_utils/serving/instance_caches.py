@@ -19,8 +19,8 @@ from ..common import paths
 from ..common.disk_space import free_bytes, sized
 from ..common.files import make_private
 from ..common.module_main import NodeError
-from ..common.names import NAME
-from ..common.transfer_names import caches_name
+from ..content.transfer_names import caches_name
+from ..engines.names import NAME
 from ..store.blob_files import hash_file
 from ..store.blobs import Store, WrongContent
 from ..store.export import export_copy

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.failure_signatures import SIGNATURES
-from ..common.failures import UNSPECIFIC, Diagnosis, classify
 from ..docker.client import DockerClient
 from ..docker.logs import container_log
+from ..engines.failure_signatures import SIGNATURES
+from ..engines.failures import UNSPECIFIC, Diagnosis, classify
 from ..observe import supervisor
 from .health import ProbeAnswer, generate, healthy
 from .instance import ServerSpec, cache_of

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .store import now_text
+from ..generation_store.store import now_text
 
 START_FILE = "start.json"  # node_state reads it
 _TEXTS = (

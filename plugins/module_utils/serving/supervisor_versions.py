@@ -19,12 +19,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..common import paths
-from ..common.failure_signatures import SIGNATURES
-from ..common.failures import SIGNATURES_FILE, to_text
 from ..common.files import read_text, write_atomic
 from ..common.hashing import spec_hash
 from ..docker.client import DockerClient
 from ..docker.containers import containers_labelled
+from ..engines.failure_signatures import SIGNATURES
+from ..engines.failures import SIGNATURES_FILE, to_text
 
 _VERSION = re.compile(r"[0-9a-f]{12}")
 Program = Mapping[str, str]
@@ -32,7 +32,7 @@ Program = Mapping[str, str]
 
 
 def version_of(program: Program) -> str:
-    """Return the name of the version's directory; plugin_utils/bundle.py uses the same name in the plan."""
+    """Return the name of the version's directory; plugin_utils/base/bundle.py uses the same name in the plan."""
     return spec_hash(program)[:12]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 
-from ..common.image_ref import parse_ref
 from ..common.module_main import NodeError
-from ..common.transfer_names import build_name
+from ..content.image_ref import parse_ref
+from ..content.transfer_names import build_name
 from ..docker import image_api
 from ..docker.client import DockerClient, DockerError, Json, NotFound
 from .blobs import Store

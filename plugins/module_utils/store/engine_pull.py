@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 from ..common.disk_space import sized
-from ..common.image_ref import STORE_REGISTRY
 from ..common.module_main import NodeError
-from ..common.transfer_names import image_name
+from ..content.image_ref import STORE_REGISTRY
+from ..content.transfer_names import image_name
 from ..docker import image_api
 from ..docker.client import DockerClient, DockerError, NotFound
 from ..docker.images import ImagePull

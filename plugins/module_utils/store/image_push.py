@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from ..common.image_ref import ImageRef, parse_ref
 from ..common.module_main import NodeError
+from ..content.image_ref import ImageRef, parse_ref
 from ..docker import image_api, registry_answers
 from ..docker.client import DockerClient, DockerError, DockerUnavailable, Json
 from .registry_client import RegistryClient, RegistryError

@@ -15,7 +15,7 @@ from typing import Any
 from ..common.abandoned import leave_if_abandoned
 from ..common.disk_space import free_bytes, sized
 from ..common.module_main import NodeError
-from ..common.transfer_names import image_name
+from ..content.transfer_names import image_name
 from .blobs import Store
 from .manifest import HEX, Manifest, ManifestFile, manifest_of
 from .registry_client import PAUSES, CutAnswer, RegistryClient, RegistryError

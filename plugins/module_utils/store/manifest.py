@@ -25,7 +25,7 @@ class ManifestFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What belongs together. name: what it is, as common/transfer_names.py forms it."""
+    """What belongs together. name: what it is, as content/transfer_names.py forms it."""
 
     name: str
     files: tuple[ManifestFile, ...]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ..common.disk_space import sized
 from ..common.files import read_text, sync_directory
-from ..common.model_manifest import (
+from ..common.module_main import NodeError
+from ..content.model_manifest import (
     BESIDE,
     MANIFEST,
     SIGNATURE,
@@ -19,7 +20,6 @@ from ..common.model_manifest import (
     hash_directory,
     remember_hashes,
 )
-from ..common.module_main import NodeError
 from .blob_files import link_or_copy
 from .blobs import Store
 from .manifest import Manifest

@@ -21,8 +21,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..common.image_ref import DEFAULT_REGISTRY, ImageRef
 from ..common.module_main import NodeError
+from ..content.image_ref import DEFAULT_REGISTRY, ImageRef
 
 TIMEOUT = 60.0  # seconds without a byte
 PAUSES = (1.0, 5.0, 15.0)  # between attempts after a cut connection, or a registry that limits requests

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from ..common.files import read_text
 from ..common.hashing import text_hash
-from ..common.model_manifest import (
+from ..common.module_main import NodeError
+from ..common.paths import DATA_DIR
+from ..content.model_manifest import (
     BESIDE,
     MANIFEST,
     MODEL_HASHES,
@@ -25,9 +27,7 @@ from ..common.model_manifest import (
     hashes_file,
     parse_statement,
 )
-from ..common.module_main import NodeError
-from ..common.paths import DATA_DIR
-from ..common.transfer_names import repository_name
+from ..content.transfer_names import repository_name
 from .blob_files import hash_file
 from .blobs import Store
 from .manifest import Manifest, ManifestFile, manifest_of

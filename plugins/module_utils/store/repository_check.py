@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from ..common.files import read_text
-from ..common.model_manifest import MANIFEST, ManifestDifference, difference, forget_hashes, hash_directory
+from ..content.model_manifest import MANIFEST, ManifestDifference, difference, forget_hashes, hash_directory
 from ..observe.source import listing
 from .repository import LocalRepository, listed_files
 

@@ -21,7 +21,7 @@ from ..common.abandoned import leave_if_abandoned
 from ..common.disk_space import free_bytes, sized
 from ..common.hashing import canonical
 from ..common.module_main import NodeError
-from ..common.transfer_names import build_name
+from ..content.transfer_names import build_name
 from ..docker import image_api
 from ..docker.client import DockerClient
 from .blobs import Store

@@ -10,11 +10,11 @@ import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..common.beneath import directory_below
-from ..common.hub_files import is_blob
 from ..common.module_main import NodeError
-from ..common.untrusted_tree import TreeEntry, checked, set_mode
-from ..common.write_below import write_below
+from ..disk.beneath import directory_below
+from ..disk.hub_files import is_blob
+from ..disk.untrusted_tree import TreeEntry, checked, set_mode
+from ..disk.write_below import write_below
 from ..store.blobs import Store
 from .snapshot import VERIFIED, Snapshot
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..common import proxies
 from ..common.abandoned import leave_if_abandoned
-from ..common.beneath import directory_below
 from ..common.disk_space import free_bytes, sized
-from ..common.failures import tail
 from ..common.files import write_atomic
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError, require_program
-from ..common.run_lock import run_lock
+from ..content import proxies
+from ..disk.beneath import directory_below
 from ..docker.client import DockerClient, DockerError, Json, NotFound
 from ..docker.containers import create_container, remove_container, wait_container
 from ..docker.logs import container_log
+from ..engines.failures import tail
+from ..leases.run_lock import run_lock
 from ..store.blobs import Store
 from ..store.manifest import Manifest
 from . import cache, from_store, in_store, verify

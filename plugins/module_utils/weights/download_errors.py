@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.failures import tail
-from ..common.probe_output import REPORT
+from ..content.probe_output import REPORT
+from ..engines.failures import tail
 
 CUT = re.compile(
     r"complete message body|IncompleteRead|Connection broken|[Cc]onsistency check failed|closed prematurely"

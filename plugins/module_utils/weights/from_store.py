@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..common.beneath import directory_below
+from ..disk.beneath import directory_below
 from ..store.blob_files import give_name, opened
 from ..store.blobs import Store
 from ..store.manifest import Manifest

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from ..common.transfer_names import model_name
+from ..content.transfer_names import model_name
 from ..store.blobs import Store
 from ..store.manifest import Manifest, ManifestFile, manifest_of
 from . import verify

@@ -9,14 +9,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ..common import proxies
 from ..common.disk_space import sized
-from ..common.image_ref import ImageRef, parse_ref
 from ..common.module_main import NodeError
-from ..common.run_lock import run_lock
-from ..common.transfer_names import image_name
+from ..content import proxies
+from ..content.image_ref import ImageRef, parse_ref
+from ..content.transfer_names import image_name
 from ..docker.client import DockerClient
 from ..docker.connect import connect
+from ..leases.run_lock import run_lock
 from ..store import saved_image
 from ..store.blobs import Store
 from ..store.image_source import fetch_blobs, list_image

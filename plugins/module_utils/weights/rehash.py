@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.beneath import names_below
 from ..common.disk_space import sized
-from ..common.hub_files import MARKERS, HubRepository
-from ..common.model_manifest import MANIFEST
 from ..common.module_main import NodeError
+from ..content.model_manifest import MANIFEST
+from ..disk.beneath import names_below
+from ..disk.hub_files import MARKERS, HubRepository
 from ..store.blobs import Store
 from ..store.repository import LocalRepository
 from ..store.repository_check import local_repositories, reread

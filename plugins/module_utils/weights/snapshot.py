@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..common.hub_files import MARKERS, HubRepository
 from ..common.module_main import NodeError
+from ..disk.hub_files import MARKERS, HubRepository
 
 VERIFIED = "verified"  # the marker's key of the hashes
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.beneath import directory_below
 from ..common.module_main import NodeError
+from ..disk.beneath import directory_below
 from .snapshot import Snapshot, missing, remove_file, sizes
 
 SHA256, GIT = "sha256", "git-sha1"

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.plugins.callback import CallbackBase
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import ANY
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation import simulate as simulation
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import ANY
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation import simulate as simulation
 
 DOCUMENTATION = """
 name: simulated

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.expectations import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.expectations import (
     ABOVE,
     BELOW,
     WITHIN,

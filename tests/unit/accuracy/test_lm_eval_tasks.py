@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.pairing import AccuracyError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.task_files import planned_tasks
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.pairing import AccuracyError
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.task_files import (
+    planned_tasks,
+)
 
 from tests import ROOT
 from tests.worlds.catalogue import knowledge

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.nll import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.nll import (
     BROKEN,
     OK,
     OUTLIER,

@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.paired import (
     FAIL,
     NOT_CLEAR,
     PASS,
@@ -19,7 +19,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.paired imp
     mcnemar_worse,
     wilson,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.pairing import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.pairing import (
     AccuracyError,
     ItemOutcome,
     Outcomes,

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.scoring import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.scoring import (
     RULES,
     SanityItem,
     is_right,

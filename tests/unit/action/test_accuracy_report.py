@@ -16,13 +16,16 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench import accura
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.modules import accuracy_report as documented
 from ansible_collections.instinct.fleet.plugins.modules import vllm_accuracy
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.report import render_report
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.files import (
     json_text,
     run_files,
     write_run,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import build_summary, collect
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.summary import (
+    build_summary,
+    collect,
+)
 
 from tests import ROOT
 from tests.helpers.module_docs import documented_by

@@ -13,8 +13,11 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 from ansible.template import Templar, trust_as_template
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.action_base import ControllerAction, write_json
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base import (
+    ControllerAction,
+    write_json,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import (
     LONGEST,
     InventoryReader,
     node_data,
@@ -170,7 +173,7 @@ def test_an_answer_that_is_too_deep_is_no_answer() -> None:
 
 def test_no_action_prints_what_a_terminal_obeys() -> None:
     """Through show() of their base, or what it does."""
-    base = ROOT / "plugins/plugin_utils/action_base.py"
+    base = ROOT / "plugins/plugin_utils/actions/action_base.py"
     assert "_display.display(" in base.read_text(encoding="utf-8")
     for path in (base, *(ROOT / "plugins/action").glob("*.py")):
         text = path.read_text(encoding="utf-8")

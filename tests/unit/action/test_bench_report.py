@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.inputs import last_plan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.store.unfinished_runs import read_unfinished
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.unfinished_runs import (
+    read_unfinished,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.inputs import last_plan
 
 from tests import ROOT
 from tests.worlds.bench_samples import entry, small_fleet, variables
 
-REPORT = "ansible_collections.instinct.fleet.plugins.plugin_utils.report"
+MEASURING = "ansible_collections.instinct.fleet.plugins.plugin_utils.measuring"
 TOKEN = "t0ken-of-the-inventory"
 Run = Callable[..., dict[str, Any]]
 
@@ -80,14 +82,14 @@ def test_without_report_no_plot_is_drawn(
     report: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [
-        name for name in sys.modules if name.startswith(f"{REPORT}.report") or name == f"{REPORT}.plots"
+        name for name in sys.modules if name.startswith((f"{MEASURING}.report.report", f"{MEASURING}.plots."))
     ]:
         monkeypatch.delitem(sys.modules, name)  # the tests after this one have them as before
     report(small_fleet(), run="r1", report=False)
     assert not (tmp_path / "results/r1/report.html").exists()
     assert (tmp_path / "results/r1/summary.json").exists()
-    assert f"{REPORT}.report" not in sys.modules
-    assert f"{REPORT}.plots" not in sys.modules
+    assert f"{MEASURING}.report.report" not in sys.modules
+    assert f"{MEASURING}.plots.plots" not in sys.modules
 
 
 def test_a_run_is_never_overwritten_and_gets_a_name_of_its_own(report: Run, tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from ansible.plugins.action import ActionBase
 from ansible_collections.instinct.fleet.plugins.action.blob_bundle import ActionModule
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of
 from ansible_collections.instinct.fleet.plugins.modules import blob_bundle
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize import signature
 
 from tests.unit.quantize.test_signature import private
 

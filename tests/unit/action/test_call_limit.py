@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.plugin_utils.call_limit import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.call_limit import (
     DEFAULTS,
     CallTimeout,
     call_limit,

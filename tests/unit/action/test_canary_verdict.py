@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.modules import canary_verdict as documented
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.nll import NllLimits
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.accuracy import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.nll import NllLimits
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.accuracy import (
     AccuracyEvidence,
     read_accuracy,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.evidence import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.evidence import (
     Baseline,
     baseline,
     client,

@@ -17,8 +17,11 @@ import huggingface_hub.constants
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import OPTIONS, check_request
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import (
+    OPTIONS,
+    check_request,
+)
 
 from lab.hub import make, server
 from tests import ROOT

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.reboot import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.reboot import (
     spanning_instances,
     stopped_servers,
 )
@@ -117,7 +117,7 @@ def test_groups_that_contradict_each_other_are_an_error(tmp_path: Path) -> None:
     assert audit is None
 
 
-@pytest.mark.deep  # desired/test_text_forms has all of them
+@pytest.mark.deep  # inventory/test_text_forms has all of them
 def test_texts_of_the_command_line_count_as_what_they_say(tmp_path: Path) -> None:
     variables = {"host_prep_skip": "acs,docker-stop", "host_prep_numa_balancing": "false"}
     _done, audit = play(tmp_path, variables, {})

@@ -14,8 +14,8 @@ from ansible.errors import AnsibleActionFail
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 from ansible_collections.instinct.fleet.plugins.action.host_forget import ActionModule
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import BuildPin, Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import this_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.runs import this_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import BuildPin, Lock
 
 from tests import ROOT
 

@@ -16,13 +16,13 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 from ansible.vars.hostvars import HostVars as AnsiblesHostVars
 from ansible_collections.instinct.fleet.plugins.action.host_prune import ActionModule
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.runs import this_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import (
     BuildPin,
     ImagePin,
     Lock,
     ModelPin,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import this_run
 
 from tests import ROOT
 from tests.worlds.inventories import Inventory, write

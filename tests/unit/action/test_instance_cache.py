@@ -15,8 +15,8 @@ import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.instinct.fleet.plugins.action.instance_cache import ActionModule
 from ansible_collections.instinct.fleet.plugins.action.vllm_server import ActionModule as ServerAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils import cache_records
-from ansible_collections.instinct.fleet.plugins.plugin_utils.cache_records import CacheRecords
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions import cache_records
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.cache_records import CacheRecords
 
 KEY, OTHER = "a" * 32, "b" * 32
 CONTENT = b"compiled"

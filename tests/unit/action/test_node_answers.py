@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.node_answers import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.node_answers import (
     AnswerError,
     asked_for,
     fetch,

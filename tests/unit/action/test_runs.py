@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.instinct.fleet.plugins.module_utils.common import lease
-from ansible_collections.instinct.fleet.plugins.plugin_utils import runs
-from ansible_collections.instinct.fleet.plugins.plugin_utils.runs import Lease
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import lease
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions import runs
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.runs import Lease
 
 from tests.helpers.eventually import GENEROUS, eventually
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from ansible.plugins.action import ActionBase
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.requests import unpack_lists
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.requests import (
+    unpack_lists,
+)
 
 from tests.worlds.queueing import Queue
 from tests.worlds.searched_engines import Engine, Node, search, suite_file

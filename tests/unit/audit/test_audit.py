@@ -15,7 +15,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.modules.node_state import RETURN
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.items import (
     ELSEWHERE,
     OK,
     SETTINGS,
@@ -23,7 +23,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import 
     UNKNOWN,
     WRONG,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.judge import (
     CHECKS,
     FAILS,
     FINE,

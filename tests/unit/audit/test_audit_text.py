@@ -6,8 +6,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit, differences
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import WIDTH, HostReport, Report, text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.judge import audit, differences
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.text import (
+    WIDTH,
+    HostReport,
+    Report,
+    text,
+)
 
 from tests.worlds.host_world import catalogue, items, view
 

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.hardware_checks import clock_ahead
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.hardware_checks import (
+    clock_ahead,
+)
 
 from tests import ROOT
 

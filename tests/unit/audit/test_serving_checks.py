@@ -6,15 +6,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     Generation,
     GenerationMember,
     Hold,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import OK, WRONG
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.serving_checks import drifts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.text import HostReport, Report, text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.items import OK, WRONG
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.judge import audit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.serving_checks import drifts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.text import (
+    HostReport,
+    Report,
+    text,
+)
 
 from tests.worlds.host_world import items, judged, state, view
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import burnin
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.burnin import BurninRequest, burn_in
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.gpus import read_gpus
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import burnin as program

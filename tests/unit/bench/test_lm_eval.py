@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import lm_eval, smoke_run
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.lm_eval import LmEval, LmEvalTask
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.health import ServerAddress
 from ansible_collections.instinct.fleet.plugins.modules import lm_eval as module
 

@@ -18,7 +18,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.results impor
     run_entry,
     separate,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import normalise
+from ansible_collections.instinct.fleet.plugins.module_utils.benchmarks.bench_metrics import normalise
 
 from tests import ROOT
 from tests.worlds.bench_world import RESULT

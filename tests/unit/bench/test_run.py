@@ -25,15 +25,18 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers im
     container_body,
     parse_target,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.bench_metrics import normalise
+from ansible_collections.instinct.fleet.plugins.module_utils.benchmarks.bench_metrics import normalise
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.store_writer import GenerationWriter
+from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store_writer import (
+    GenerationWriter,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.modules import vllm_bench
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import bench_command
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import collect
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.suite import PRECISE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.suite import PRECISE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.summary import collect
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.benchmark import bench_command
 
 from tests.helpers.eventually import GENEROUS
 from tests.helpers.module_docs import documented_by

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.bench import smoke_run
-from ansible_collections.instinct.fleet.plugins.module_utils.common import node_key, paths
-from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import PROMPTS
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials import node_key
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.smoke_prompts import PROMPTS
 from ansible_collections.instinct.fleet.plugins.modules import vllm_smoke
 
 from tests.helpers.module_docs import documented_by

@@ -16,7 +16,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.smi_metrics i
     parse_static,
     throttled,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.telemetry import telemetry_columns
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.telemetry import (
+    telemetry_columns,
+)
 
 from tests.worlds.gpu_tree import Tree, write
 from tests.worlds.gpusim_tools import Run, cpx, node

@@ -9,13 +9,16 @@ import random
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.burnin.text import burnin_text
-from ansible_collections.instinct.fleet.plugins.plugin_utils.burnin.verdict import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import (
+    load_acceptance,
+    load_gpus,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.burnin.text import burnin_text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.burnin.verdict import (
     BurninVerdict,
     between_error,
     burnin_verdicts,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_acceptance, load_gpus
 
 ACCEPTANCE = load_acceptance()
 MODELS = {pci_id: model.name for model in load_gpus().models for pci_id in model.pci_ids}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.callback.fleet import message, short
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import why_unreached
-from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import cause
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.failures import failure_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.hints import cause
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import why_unreached
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.failures import failure_of
 
 # As a node with a full disk answers, recorded in the lab.
 TRACEBACK = """Traceback (most recent call last):

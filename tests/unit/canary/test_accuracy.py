@@ -10,14 +10,17 @@ import random
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.nll import NllLimits, PassageScore
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.pairing import ItemOutcome
-from ansible_collections.instinct.fleet.plugins.plugin_utils.accuracy.results import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.nll import (
+    NllLimits,
+    PassageScore,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.pairing import ItemOutcome
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.results import (
     SANITY,
     DeploymentRun,
     TaskRun,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.accuracy import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.accuracy import (
     AccuracyComparison,
     AccuracyEvidence,
     compare_accuracy,

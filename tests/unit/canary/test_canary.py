@@ -11,8 +11,10 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.tolerances import (
+    CanaryTolerances,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.verdict import (
     METRICS,
     OK,
     SLOWER,
@@ -26,7 +28,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict impo
     relative_to_reference,
     runs_of,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.shift import shift
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.statistics.shift import shift
 
 from tests.worlds.canary_runs import STEADY, runs
 from tests.worlds.defaults import rules

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import reasons
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired import reasons
 from jsonschema import Draft202012Validator
 
 from tests.helpers.some import some

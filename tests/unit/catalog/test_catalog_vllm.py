@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.common.versions import timeline, version_key
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog import load
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.versions import timeline, version_key
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog import load
 
 from catalog import regenerate
 from catalog.tools.forks import fork_tables

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog import files
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog import files
 
 TEXT = "a: [1, 2.5, null, true, text]\nb: {c: d}\n"
 DATA = {"a": [1, 2.5, None, True, "text"], "b": {"c": "d"}}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.images import (
     ImageFacts,
     check_driver,
     check_image,

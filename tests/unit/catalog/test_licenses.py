@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.licenses import accepted
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.licenses import accepted
 
 from tests.worlds.catalogue import CATALOG, knowledge
 

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.models import named_model, nearest_names
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import model_facts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import model_shape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.facts import model_facts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.models import (
+    named_model,
+    nearest_names,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import model_shape
 
 from tests.worlds.catalogue import knowledge
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.quantization import method_of, quantized
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.quantization import (
+    method_of,
+    quantized,
+)
 
 from catalog.tools.architectures import architectures
 from catalog.tools.quantization import checkpoints, quantization

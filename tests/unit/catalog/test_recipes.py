@@ -8,9 +8,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.facts import (
+    ModelFacts,
+    model_facts,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.recipes import (
     _CONDITIONS,
     _SPAN,
     OBJECTIVES,
@@ -22,10 +24,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes imp
     speculative_pairs,
     statement,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.env_vars import check_env
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import (
     render_setting,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts, model_facts
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

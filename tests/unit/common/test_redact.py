@@ -8,11 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.env_files import (
-    env_assignments,
-    env_secrets,
-    mask_env,
-)
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
     NodeError,
     finish,
@@ -23,7 +18,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.redact impor
     Redactor,
     is_secret_name,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.short_secrets import refuse_short_secrets
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.env_files import (
+    env_assignments,
+    env_secrets,
+    mask_env,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.short_secrets import (
+    refuse_short_secrets,
+)
 
 CANARY = 'can"ary/Zq8 é-secret'
 

@@ -4,7 +4,12 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import interfaces_text, listed, plural, wrap
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import (
+    interfaces_text,
+    listed,
+    plural,
+    wrap,
+)
 
 
 @pytest.mark.parametrize(

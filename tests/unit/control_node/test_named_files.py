@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.found_files import find_files
-from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.named_files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_node.found_files import (
+    find_files,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_node.named_files import (
     FILES,
     SECRET_FILES,
     Places,

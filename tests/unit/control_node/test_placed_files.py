@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.control_node.placed_files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_node.placed_files import (
     PlacedFile,
     different,
     parse_files,

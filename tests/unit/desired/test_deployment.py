@@ -9,12 +9,15 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment import (
     Deployment,
     parse_deployments,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment_parts import Build, Runtime
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.vaulted import Vaulted
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment_parts import (
+    Build,
+    Runtime,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.vaulted import Vaulted
 
 from tests import ROOT
 from tests.helpers.some import some
@@ -568,8 +571,8 @@ def test_schema_and_planner_agree(value: dict[str, Any]) -> None:
 
 
 def test_schema_knows_every_key() -> None:
-    from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import KEYS
-    from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment_parts import (
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment import KEYS
+    from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment_parts import (
         BUILD_KEYS,
         RUNTIME_KEYS,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     DEPLOY,
     RESTART,
     ROLLBACK,
@@ -16,7 +16,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     UPGRADE,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.exclusion import exclusion_reason
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.exclusion import (
+    exclusion_reason,
+)
 
 from tests.worlds.generations_world import llama, planned, run
 from tests.worlds.plan_world import deployment, fleet, gpus, state

@@ -8,10 +8,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fetch_window import parse_window
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.no_proxy import behind_proxy, goes_around
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.fetch_rules import outside_window
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fetch_window import parse_window
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.no_proxy import (
+    behind_proxy,
+    goes_around,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.fetch_rules import outside_window
 
 from tests.worlds.plan_world import LOCK, PULL, apply_to_state, deployment, plan, problems, state
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import InventoryReader
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import InventoryReader
 
 from tests import ROOT
 from tests.unit.action.test_action_base import HostVars

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ModelPin
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.weights_formats import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.weights_formats import (
     PICKLES,
     loaded_pickles,
     same_patterns,
     without_pickles,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import ModelPin
 
 SAFE = "model.safetensors"
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
 from ansible_collections.instinct.fleet.plugins.module_utils.docker import build, client
@@ -24,6 +24,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.build import
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.build_plan import build_plan
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.images import explain_pull, parse_pull
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_image import container_of
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.modules import vllm_image
 
 from tests.helpers.eventually import GENEROUS, eventually

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import ImageSoftware
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.inspect_image import SCRIPT, parse_answer
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import inspect_image
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import script
 
 from lab import layers
 from lab.standin.knobs import Knobs

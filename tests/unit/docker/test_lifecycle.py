@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.restart_policy import (
-    RESTART_LABEL,
-    docker_policy,
-    policy_word,
-)
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.lifecycle import (
     start_again,
     stop_gracefully,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.restart_policy import (
+    RESTART_LABEL,
+    docker_policy,
+    policy_word,
 )
 
 from tests.worlds.fake_docker import FakeDocker

@@ -12,7 +12,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain impo
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import HaproxyUnavailable
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.answers import answers_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.answers import answers_of
 
 ONE, TWO = {"item": {"balancer": "lb1", "servers": ["a"]}}, {"item": "lb2"}
 OFF = {"unreachable": True, "msg": "No route to host.\nmore"}

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BackendInstance
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import BackendInstance
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import (
     Backend,
     group_servers,
     names_of,
     routing_warnings,
     unprintable_model_names,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import (
     BackendServer,
     HostBackends,
 )

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import converge as balancer_node
@@ -29,6 +28,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge i
     running,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import Haproxy
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import health
 
 from tests.helpers.eventually import GENEROUS, patient_socket

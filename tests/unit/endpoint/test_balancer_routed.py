@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import header_map
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import header_map
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import (
     Haproxy,
     HaproxyUnavailable,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import Backend
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import template_renderer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import Backend
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.config import config_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import BackendServer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.render import (
+    template_renderer,
+)
 
 from tests import ROOT
 from tests.helpers.eventually import GENEROUS

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import converge as balancer_node
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import drain, keepalived
@@ -34,6 +33,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_so
     state_file,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import health
 
 from tests.helpers.eventually import GENEROUS, eventually, patient_socket

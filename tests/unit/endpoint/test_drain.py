@@ -217,7 +217,7 @@ def test_nothing_is_noted_as_out_when_nobody_answers(
     balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
+        "ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock.LOCK_DIR",
         f"{balancer.state}/lock",
     )
     with pytest.raises(HaproxyUnavailable):
@@ -231,7 +231,7 @@ def test_a_refusal_leaves_the_record_for_whoever_mends_it(
 ) -> None:
     """First the record, then HAProxy: a run that is cut off between them is found."""
     monkeypatch.setattr(
-        "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
+        "ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock.LOCK_DIR",
         f"{balancer.state}/lock",
     )
     row = ROW.format(name="n1.llama-0:8000", up=2, admin=0)
@@ -272,7 +272,7 @@ def test_the_record_names_the_run_that_drained(
 ) -> None:
     """Other runs leave such a server out while that run goes on; what the operator drained stays out anyway."""
     monkeypatch.setattr(
-        "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
+        "ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock.LOCK_DIR",
         f"{balancer.state}/lock",
     )
     row = ROW.format(name="n1.llama-0:8000", up=2, admin=0)
@@ -287,7 +287,7 @@ def test_one_that_hangs_up_while_requests_end(
 ) -> None:
     """HAProxy is stopped between two looks: that is told as such."""
     monkeypatch.setattr(
-        "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
+        "ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock.LOCK_DIR",
         f"{balancer.state}/lock",
     )
     row = ROW.format(name="n1.llama-0:8000", up=2, admin=0)
@@ -317,7 +317,7 @@ def test_one_that_hangs_up_before_a_reload_is_not_reloaded(
 ) -> None:
     """Without its word on which servers are out, a reload would take them all in."""
     monkeypatch.setattr(
-        "ansible_collections.instinct.fleet.plugins.module_utils.common.run_lock.LOCK_DIR",
+        "ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock.LOCK_DIR",
         str(tmp_path / "lock"),
     )
     places = BalancerPaths(

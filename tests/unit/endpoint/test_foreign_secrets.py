@@ -11,38 +11,43 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import key_marks, keys_map
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import text_hash
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.api_keys import key_marks, keys_map
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import (
     NO_KEY,
     UNMADE,
     InstanceKey,
     header_map,
     mark,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     BalancerHost,
     ObservedBalancer,
     key_problem,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.assets import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.assets import (
     SecretsPolicy,
     VaultReader,
     load_endpoint,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerSecrets
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.foreign_secrets import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.balancer_plan import (
+    BalancerSecrets,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.foreign_secrets import (
     KINDS,
     LocalSecrets,
     foreign_secrets,
     in_use,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.secrets import (
     instance_key,
     load_secrets,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import OPTIONS, check_request
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import (
+    OPTIONS,
+    check_request,
+)
 
 from tests import ROOT
 from tests.worlds.defaults import balancer_settings

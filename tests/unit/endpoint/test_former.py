@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.former import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.former import (
     former_balancers,
     with_removal,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import check_request
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import END
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import simulate
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import check_request
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.rules import END
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.simulate import simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,10 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BackendInstance
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import ObservedBalancer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.gone import departures, gone_servers
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import BackendInstance
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
+    ObservedBalancer,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.gone import (
+    departures,
+    gone_servers,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import (
     BackendServer,
     HostBackends,
 )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint import drain as drain_module
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
@@ -20,6 +19,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain impo
     set_state,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.modules import balancer_server
 
 from tests.helpers.eventually import GENEROUS, eventually

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BackendInstance
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import BackendInstance
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import (
     Backend,
     unprintable_model_names,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.config import config_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.plan import (
     EndpointAssets,
     EndpointInputs,
     plan_balancers,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import (
     BackendServer,
     HostBackends,
 )

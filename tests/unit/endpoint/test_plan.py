@@ -7,15 +7,18 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BackendInstance
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY, InstanceKey
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import (
+    NO_KEY,
+    InstanceKey,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import BackendInstance
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     BalancerHost,
     ObservedBalancer,
     VirtualAddress,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.plan import (
     BalancerPlan,
     BalancerSecrets,
     EndpointAssets,
@@ -23,7 +26,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan impor
     plan_balancers,
     wanted_files,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import HostBackends
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import HostBackends
 
 from tests.worlds.defaults import balancer_settings
 

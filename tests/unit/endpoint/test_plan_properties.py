@@ -11,33 +11,35 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import (
     NO_KEY,
     UNMADE,
     InstanceKey,
     header_map,
     mark,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.node_key import node_key
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.node_key import node_key
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.balancer import read_balancer
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import read_instance_key
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     BalancerHost,
     parse_balancer,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.balancer_plan import (
+    BalancerPlan,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.plan import (
     EndpointAssets,
     EndpointInputs,
     wanted_files,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.render import (
     haproxy_word,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.balancer_world import ADDRESSES, DRAW, MATERIAL, NEVER, applied, host
 from tests.worlds.plan_world import LOCK, SCHEMA, apply_to_state, deployment, fleet, state, workshop

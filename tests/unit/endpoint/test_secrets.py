@@ -14,20 +14,22 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import (
     UNMADE,
     InstanceKey,
     mark,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     BalancerHost,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerSecrets
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.balancer_plan import (
+    BalancerSecrets,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.certificate import (
     certificate_warnings,
     self_signed,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.secrets import (
     instance_key,
     load_secrets,
 )

@@ -8,19 +8,19 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.module_utils.common.balancer_config import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.balancer_config import (
     carried_servers,
     configured_servers,
     followers,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import (
     SUBSET,
     Backend,
     group_servers,
     names_of,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.config import config_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import (
     BackendServer,
     changing_servers,
     seen_servers,

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BackendInstance
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import ObservedBalancer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import group_servers
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.config import config_data
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import BackendInstance
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
+    ObservedBalancer,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import group_servers
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.config import config_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import (
     BackendServer,
     HostBackends,
     changing_servers,

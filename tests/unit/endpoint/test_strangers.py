@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.certificate import self_signed
 
 from tests.helpers.eventually import GENEROUS, eventually
 from tests.helpers.ports import free_port

@@ -26,20 +26,22 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.keepalived
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.balancer import read_balancer
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import keepalived_check
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     BalancerHost,
     VirtualAddress,
     balancer_host,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.certificate import self_signed
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.certificate import self_signed
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.plan import (
     BalancerPlan,
     EndpointAssets,
     EndpointInputs,
     plan_balancers,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.secrets import load_secrets
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.render import template_renderer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.secrets import load_secrets
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.render import (
+    template_renderer,
+)
 
 from tests import ROOT
 from tests.helpers.eventually import GENEROUS

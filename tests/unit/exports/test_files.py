@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.files import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports.files import (
     find_run,
     read_run,
     write_files,

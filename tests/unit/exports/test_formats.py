@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.formats import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports.formats import (
     FORMATS,
     check_formats,
     export_run,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.run_results import RunResults, parse_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports.run_results import (
+    RunResults,
+    parse_run,
+)
 
 from tests import ROOT
 from tests.worlds.bench_samples import mixed_fleet, summary_of

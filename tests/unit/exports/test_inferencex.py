@@ -7,8 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports import inferencex
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.run_results import RunResults, parse_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports import inferencex
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports.run_results import (
+    RunResults,
+    parse_run,
+)
 
 from tests.worlds.export_samples import old_results, suite_results
 

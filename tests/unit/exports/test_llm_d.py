@@ -8,8 +8,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports import llm_d
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.run_results import RunResults, parse_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports import llm_d
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports.run_results import (
+    RunResults,
+    parse_run,
+)
 
 from tests import ROOT
 from tests.worlds.bench_samples import large_fleet, mixed_fleet, small_fleet, summary_of

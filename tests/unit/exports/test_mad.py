@@ -8,8 +8,11 @@ import io
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports import mad
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.run_results import RunResults, parse_run
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports import mad
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports.run_results import (
+    RunResults,
+    parse_run,
+)
 
 from tests.worlds.bench_samples import large_fleet, small_fleet, summary_of
 from tests.worlds.export_samples import offline_entry, old_results, suite_results

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.exports.setup import engine_setup, options_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.exports.setup import (
+    engine_setup,
+    options_of,
+)
 
 
 def test_options() -> None:

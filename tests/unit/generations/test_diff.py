@@ -7,14 +7,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     Generation,
     GenerationMember,
     History,
     Hold,
     OpenRollout,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.diff import describe_changes
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.generations.diff import describe_changes
 
 MEMBERS = tuple(
     GenerationMember(

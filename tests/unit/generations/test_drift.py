@@ -7,8 +7,8 @@ import copy
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.drift import drift
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.generations.drift import drift
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_state import NodeState
 
 from tests.worlds.plan_world import apply_to_state, deployment, plan, state
 

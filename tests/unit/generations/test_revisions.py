@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     DEPLOY,
     RESTART,
     ROLLBACK,
@@ -16,24 +16,26 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     Hold,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     OpenRollout as OpenTrial,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.bindings import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.generations.bindings import (
     binding_warnings,
     ignored_texts,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.revisions import RevisionChange
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.generations.revisions import (
+    RevisionChange,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.generations.sources import (
     HELD,
     INVENTORY,
     ROLLED_BACK,
     RUNNING,
     DeploymentSource,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.generations_world import BACK, States, bind, llama, only, planned, run, two, upgraded
 from tests.worlds.generations_world import HELD as A_HOLD

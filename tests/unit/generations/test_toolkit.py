@@ -9,16 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import Generation
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.release import toolkit_release
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import parse_deployments
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import InstanceFactory
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.planned import Planned
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import Generation
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.release import toolkit_release
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment import (
+    parse_deployments,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import InstanceFactory
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.planned import Planned
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import ImagePin, Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.generations_world import SCHEMA, llama, two
 from tests.worlds.plan_world import GIB, IMAGE, LOCK, SOFTWARE, apply_to_state, fleet, knowledge, render

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_data import Wanted
 from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_node import ForgottenHost, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_parts import tree_parts
 from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_settings import SettingsFiles
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import HEADER, TURNED_OFF
 from hypothesis import given, settings
 from hypothesis import strategies as st

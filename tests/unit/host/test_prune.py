@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_names import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_names import (
     FROM_STORE,
     Override,
     mirrored,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import STORE_REGISTRY, parse_ref
-from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import (
+    STORE_REGISTRY,
+    parse_ref,
+)
+from ansible_collections.instinct.fleet.plugins.module_utils.content.prune import (
     FoundBlobs,
     FoundImage,
     FoundThings,
@@ -33,18 +35,19 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.host import prune_node
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths, converge
-from ansible_collections.instinct.fleet.plugins.module_utils.store import swarm_job, swarm_member
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of
-from ansible_collections.instinct.fleet.plugins.module_utils.store.swarm_state import SwarmState, write_state
+from ansible_collections.instinct.fleet.plugins.module_utils.swarm import swarm_job, swarm_member
+from ansible_collections.instinct.fleet.plugins.module_utils.swarm.swarm_state import SwarmState, write_state
 from ansible_collections.instinct.fleet.plugins.modules import host_prune
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import (
     ImagePin,
     Lock,
     ModelPin,
     model_key,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.prune_roots import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.prune_roots import (
     kept_images,
     kept_weights,
 )

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.prune import Roots
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
+from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import converge
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     ROLLBACK,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import Roots
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
-from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import converge
 
 from tests import ROOT
 from tests.worlds.fake_docker import FakeDocker
@@ -35,7 +35,7 @@ PROGRAM = """
 import json, os, signal, sys
 import tests
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.modules import host_prune
 
 given, last = json.loads(sys.argv[1]), int(sys.argv[2])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import Roots
+from ansible_collections.instinct.fleet.plugins.module_utils.content.prune import Roots
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.held_bytes import held_bytes

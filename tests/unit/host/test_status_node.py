@@ -20,8 +20,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host.status import 
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.held_bytes import held_bytes
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import Proof
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.quota import image_bytes
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.changes.quota import image_bytes
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_state import NodeState
 
 from tests.helpers.eventually import GENEROUS
 from tests.worlds.plan_world import SOFTWARE

@@ -6,13 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.backend_instance import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.backend_instance import (
     REQUESTS,
     backend_instance,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import Instance, stop_seconds
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.planned import Planned
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.compose import (
+    Instance,
+    stop_seconds,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.planned import Planned
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.plan_world import deployment, fleet, state, workshop
 

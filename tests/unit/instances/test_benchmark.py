@@ -20,9 +20,11 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.bench_args import bench_table
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.benchmark import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.bench_clients.bench_args import (
+    bench_table,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.benchmark import (
     VARIABLES,
     bench_command,
     unknown_benchmark_arguments,

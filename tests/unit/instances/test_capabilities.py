@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment_parts import CAPABILITIES
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.capabilities import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment_parts import (
+    CAPABILITIES,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.capabilities import (
     ADDED,
     DROPPED,
     capabilities,

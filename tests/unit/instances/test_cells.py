@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.cells import describe_cell
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.cells import describe_cell
 
 CASES: list[tuple[str, str, str, Any, tuple[str, Any], str]] = [
     (

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import ModelSource
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import (
     ImagePin,
     Lock,
     ModelPin,
     model_key,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.factory import ModelSource
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.plan_world import (
     COMMIT,

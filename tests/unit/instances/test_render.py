@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
-from ansible_collections.instinct.fleet.plugins.module_utils.common.restart_policy import (
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.restart_policy import (
     RESTART_LABEL,
     policy_word,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import artefact
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.reserved_flags import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import bundle
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.reserved_flags import (
     holds_secret,
     secret_place,
 )

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import (
     NO_KEY,
     InstanceKey,
     header_map,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.secret_files import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import (
     values_of,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.deployment import Deployment
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.secret_variables import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment import Deployment
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.secret_variables import (
     secret_sets,
     secrets_mark,
     secrets_text,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.start_command import without_addresses
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.start_command import without_addresses
 
 from tests.worlds.plan_world import deployment, plan, state
 

@@ -16,9 +16,14 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.host import read_cpu, read_numa_nodes
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source, pairs
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.items import ELSEWHERE, OK, WRONG, HostView
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit.judge import audit
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.gpus import parse_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.gpus import parse_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.items import (
+    ELSEWHERE,
+    OK,
+    WRONG,
+    HostView,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.judge import audit
 
 from lab.gpusim import runc
 from lab.gpusim.files import sysfs

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.inventory_check import file_problems
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.inventory_check import (
+    file_problems,
+)
 
 from tests import ROOT
 from tests.lab.conftest import Lab

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import proven
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.attention_backends import Backends
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.attention_backends import Backends
 
 from lab import models
 from lab.standin.knobs import Knobs

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import Running
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.model import Running
 
 from tests.helpers.trace import DOWN, IN, OUT, UP, Look, State, not_contained
 from tests.lab.callback.simulated import serves

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.cells import Side
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.compare import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.cells import Side
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.compare import (
     BETTER,
     NOT_CLEAR,
     SAME,
@@ -21,7 +21,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.compare
     cell_json,
     compare,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.designs import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.statistics.designs import (
     BEFORE_AFTER,
     CROSSED,
     INTERLEAVED,

@@ -6,10 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.commands import options
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.configuration import differences
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.requests import LoadPoint
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.rows import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.commands import options
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.configuration import (
+    differences,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.requests import LoadPoint
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.rows import (
     TokenLengths,
     cell_name,
     load_of,

@@ -8,11 +8,11 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.history import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.history import (
     CellHistory,
     cell_histories,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.history_page import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.history_page import (
     history_text,
     page_name,
     render_history,

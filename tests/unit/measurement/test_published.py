@@ -7,15 +7,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.load import load_baselines
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.published import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import load_baselines
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.published import (
     KINDS,
     Published,
     counterparts,
     family,
     read_published,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.compare_text import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.compare_text import (
     published_json,
     published_text,
 )

@@ -9,24 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.client_bound import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.client_bound import (
     client_bound,
     send_lag_ms,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.goodput import LatencyLimits, goodput
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.percentiles import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.goodput import (
+    LatencyLimits,
+    goodput,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.requests import (
+    LoadPoint,
+    Requests,
+    read_requests,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.run_fields import (
+    run_fields,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.steady import steady_state
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.statistics.percentiles import (
     requests_needed,
     shortfall,
     supported,
     without_unsupported,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.requests import (
-    LoadPoint,
-    Requests,
-    read_requests,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.run_fields import run_fields
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.steady import steady_state
 
 from tests.worlds.request_timings import Client, Server, cpu_share, simulate
 

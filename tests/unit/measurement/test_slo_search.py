@@ -9,12 +9,14 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.goodput import LatencyLimits
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.requests import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.goodput import (
+    LatencyLimits,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.requests import (
     LoadPoint,
     read_requests,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.slo_search import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.slo_search import (
     Probe,
     SearchResult,
     SearchRules,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.hashing import spec_hash, text_hash
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import ImageSoftware
 from ansible_collections.instinct.fleet.plugins.module_utils.observe import held_bytes as held
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.gpus import gfx_name, read_gpus
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.hashes import sha256
@@ -25,7 +25,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.network imp
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor import reset_state
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.supervisor_file import read_supervisor
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import NodeState
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_state import NodeState
 
 from tests.worlds.gpu_tree import VRAM, Tree, write
 from tests.worlds.observe_world import MARKER, SCRIPT, Engine, captured_in_cpx, observed, places, put, run

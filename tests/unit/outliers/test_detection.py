@@ -9,8 +9,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.verdicts import Earlier, gpu_verdicts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.earlier import earlier_medians
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.verdicts import (
+    Earlier,
+    gpu_verdicts,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.earlier import earlier_medians
 
 from tests.worlds.gpu_fleet import GpuFleet
 

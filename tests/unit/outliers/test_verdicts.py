@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.causes import causes
-from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.evidence import physical
-from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.samples import cell_speeds
-from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.verdicts import GpuVerdict, gpu_verdicts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.earlier import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.causes import causes
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.evidence import physical
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.samples import cell_speeds
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.verdicts import (
+    GpuVerdict,
+    gpu_verdicts,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.earlier import (
     earlier_medians,
     read_earlier,
 )

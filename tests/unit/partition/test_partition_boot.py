@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import (
     PARTITION_LINK,
@@ -21,6 +20,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import
     PARTITION_RECORD,
     PARTITION_UNIT,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.partition import boot_unit
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import (
     converge,
@@ -44,7 +44,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.programs.partition_
     requests,
     restore,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import archive
 
 from tests.worlds.partition_world import World
 

@@ -44,7 +44,7 @@ def tree(tmp_path: Path) -> Tree:
 @pytest.fixture
 def module(tree: Tree, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run the module on the tree. Its clock is advanced by sleeping; `module.slept` lists the pauses."""
-    from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+    from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
     from ansible_collections.instinct.fleet.plugins.module_utils.partition import node
     from ansible_collections.instinct.fleet.plugins.modules import rocm_partition
 

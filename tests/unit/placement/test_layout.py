@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.topology import LogicalGpu
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.gpu_groups import group_gpus
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.gpu_shares import ranges
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.topology import LogicalGpu
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.gpu_groups import group_gpus
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.gpu_shares import ranges
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.layout import (
     Slot,
     lay_out_fleet,
 )

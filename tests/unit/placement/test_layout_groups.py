@@ -6,9 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import HostInput, build_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import Layout, lay_out_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import (
+    HostInput,
+    build_fleet,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.layout import (
+    Layout,
+    lay_out_fleet,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.ranks import (
     group_port,
     rendezvous_port,
 )

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import Hca
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.layout import lay_out_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.network import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_state import Hca
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.layout import lay_out_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.network import (
     choose_hcas,
     gid_index,
     group_address,

@@ -11,21 +11,23 @@ from functools import cache
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     DEPLOY,
     ROLLBACK,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_records import read_history
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.variables import node_data
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import node_data
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.plan import (
     EndpointAssets,
     EndpointInputs,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.text import printable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_records import (
+    read_history,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.balancer_world import DRAW, MATERIAL, applied, host
 from tests.worlds.generations_world import HELD

@@ -10,26 +10,33 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.smoke_prompts import Reply
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     Generation,
     GenerationMember,
     Hold,
     OpenRollout,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
-from ansible_collections.instinct.fleet.plugins.module_utils.common.smoke_prompts import Reply
 from ansible_collections.instinct.fleet.plugins.modules import serving_generation
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.tolerances import CanaryTolerances
-from ansible_collections.instinct.fleet.plugins.plugin_utils.canary.verdict import METRICS, Comparison
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import Advice
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import Action
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.reasons import Reason
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.placement.ranks import Rank
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.summary import MeasurementFailure
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.judge import BatchVerdict
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import DeploymentSummary
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.rows import StatusRow
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.recipes import Advice
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.tolerances import (
+    CanaryTolerances,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.verdict import (
+    METRICS,
+    Comparison,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.summary import (
+    MeasurementFailure,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status.fleet import DeploymentSummary
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status.rows import StatusRow
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.actions import Action
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.reasons import Reason
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import BackendServer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.ranks import Rank
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.judge import BatchVerdict
 
 from tests.worlds.plan_world import deployment, plan, state
 

@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
 
 from tests.worlds.plan_world import GIB, actions, apply_to_state, deployment, gpus, plan, problems, state
 

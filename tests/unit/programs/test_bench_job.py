@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.bench_client import ClientRun, cpu_share
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.bench_job import Job
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import script
 
 from tests.helpers.eventually import GENEROUS
 from tests.worlds.bench_world import RESULT, job

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
-from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import (
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.failure_signatures import SIGNATURES
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.failures import (
     SIGNATURES_FILE,
     Diagnosis,
     Signature,

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.bundle_origin import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize import signature
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.bundle_origin import (
     UNKNOWN,
     bundle_statement,
     checked_id,
     origin,
     signature_for,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.signing_key import read_signing_key
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.signing_key import (
+    read_signing_key,
+)
 
 from .test_signature import private
 

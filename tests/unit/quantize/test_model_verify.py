@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.action import model_verify as action
-from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manifest import (
+from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.content.model_manifest import (
     MANIFEST,
     SIGNATURE,
     BadManifest,
@@ -20,10 +21,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manife
     statement,
     statement_text,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize import verify
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
-from ansible_collections.instinct.fleet.plugins.plugin_utils.timed_action import TimedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.timed_action import TimedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize import signature
 
 from tests.unit.quantize.test_signature import private
 from tests.worlds.quantize_world import write_model

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.plan import QuantizeRequest, output_name
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.plan import (
+    QuantizeRequest,
+    output_name,
+)
 
 from tests.worlds.quantize_world import CALIBRATION, DATA, GIB, facts, planned
 

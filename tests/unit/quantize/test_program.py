@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.probe_output import REPORT
+from ansible_collections.instinct.fleet.plugins.module_utils.content.probe_output import REPORT
 from ansible_collections.instinct.fleet.plugins.module_utils.programs import quantize as program
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize.tensor_check import BadCheckpoint
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.action import model_quantize as action
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manifest import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.model_manifest import (
     statement,
     statement_text,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ModelPin
-from ansible_collections.instinct.fleet.plugins.plugin_utils.program_action import ProgramAction
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize.source import find_source
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.program_action import ProgramAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize import signature
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize.source import find_source
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import ModelPin
 
 from tests.unit.quantize.test_quantize_job import REPORT_OK
 from tests.unit.quantize.test_signature import private

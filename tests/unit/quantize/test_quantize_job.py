@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manifest import parse_statement
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.probe_output import REPORT
+from ansible_collections.instinct.fleet.plugins.module_utils.content.model_manifest import parse_statement
+from ansible_collections.instinct.fleet.plugins.module_utils.content.probe_output import REPORT
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize import (
     converge,
     environment,

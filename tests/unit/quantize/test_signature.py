@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manifest import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.model_manifest import (
     statement,
     statement_text,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize import signature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.outliers.verdicts import gpu_verdicts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.outliers import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.verdicts import gpu_verdicts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.outliers import (
     node_speeds,
     speeds,
 )

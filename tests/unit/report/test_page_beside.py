@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.cells import Side
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.around import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.cells import Side
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.around import (
     RunContext,
     read_run_context,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.beside import accuracy_section
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.load_sections import ROOFLINE
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report, report_view
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.beside import accuracy_section
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.load_sections import ROOFLINE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.report import (
+    render_report,
+    report_view,
+)
 
 from tests.unit.report.test_report import Page
 from tests.worlds.compared_runs import row, side, store

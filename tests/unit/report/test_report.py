@@ -10,14 +10,21 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.hosts import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.hosts import (
     command_lines,
     describe_host,
     host_names,
     hosts_view,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.report import render_report, report_view
-from ansible_collections.instinct.fleet.plugins.plugin_utils.report.tables import rate, signed, table
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.report import (
+    render_report,
+    report_view,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.tables import (
+    rate,
+    signed,
+    table,
+)
 
 from tests.worlds.bench_samples import (
     entry,

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.assemble import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.assemble import (
     PLUGINS,
     closure,
     imported_files,

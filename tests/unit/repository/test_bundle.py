@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from ansible.plugins.action import ActionBase
-from ansible_collections.instinct.fleet.plugins.plugin_utils import bundle as bundles
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import archive, bundle, script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base import bundle as bundles
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import archive, bundle, script
 
 from tests.worlds.plan_world import deployment, plan, state
 
@@ -123,12 +123,12 @@ def specs() -> dict[str, str]:
     ("file", "before", "after", "same"),
     [
         (
-            "common/failure_signatures.py",
+            "engines/failure_signatures.py",
             "SIGNATURES: tuple[Signature, ...] = (\n",
             'SIGNATURES: tuple[Signature, ...] = (\n    Signature("cosmic_ray", ("bit flipped",), "Look up."),\n',
             True,
         ),
-        ("common/failures.py", "LINE_LIMIT = 600", "LINE_LIMIT = 601", False),
+        ("engines/failures.py", "LINE_LIMIT = 600", "LINE_LIMIT = 601", False),
         ("programs/supervisor/state.py", "LIMIT = 3", "LIMIT = 4", False),
     ],
 )

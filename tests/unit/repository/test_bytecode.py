@@ -30,26 +30,36 @@ def loaders(*names: str) -> dict[str, str]:
 
 
 def test_what_comes_after_the_first_import_keeps_its_bytecode() -> None:
-    found = loaders("plugin_utils.action_base", "plugin_utils.plan.plan", "module_utils.common.redact")
-    assert found["plugin_utils.plan.plan"] == found["module_utils.common.redact"] == "SourceFileLoader"
+    found = loaders(
+        "plugin_utils.actions.action_base", "plugin_utils.planning.plan.plan", "module_utils.common.redact"
+    )
+    assert (
+        found["plugin_utils.planning.plan.plan"] == found["module_utils.common.redact"] == "SourceFileLoader"
+    )
 
 
 @pytest.mark.parametrize("plugin", ["callback.fleet", "lookup.fleet_hosts"])
 def test_what_a_run_begins_with_keeps_its_bytecode(plugin: str) -> None:
-    name = "plugin_utils.desired.run_input" if plugin == "lookup.fleet_hosts" else "plugin_utils.hints"
+    name = (
+        "plugin_utils.planning.inventory.run_input"
+        if plugin == "lookup.fleet_hosts"
+        else "plugin_utils.base.hints"
+    )
     assert loaders(plugin, name)[name] == "SourceFileLoader"
 
 
 def test_ansible_alone_keeps_none() -> None:
-    """Once this fails, Ansible does it itself, and plugin_utils/bytecode.py can go."""
-    assert loaders("plugin_utils.plan.plan") == {"plugin_utils.plan.plan": "_AnsibleCollectionLoader"}
+    """Once this fails, Ansible does it itself, and plugin_utils/actions/bytecode.py can go."""
+    assert loaders("plugin_utils.planning.plan.plan") == {
+        "plugin_utils.planning.plan.plan": "_AnsibleCollectionLoader"
+    }
 
 
 def test_its_finder_is_there_once_however_often_it_is_imported() -> None:
     program = """
 import importlib, sys
 import ansible.cli
-from ansible_collections.instinct.fleet.plugins.plugin_utils import bytecode
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions import bytecode
 importlib.reload(bytecode)
 print([getattr(finder, "__name__", "") for finder in sys.meta_path].count(bytecode.BytecodeCache.__name__))
 """

@@ -14,7 +14,7 @@ from tests.helpers.some import some
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 ADR = ROOT / "docs/adr"
-AUDIT = "plugins/plugin_utils/audit"
+AUDIT = "plugins/plugin_utils/operations/audit"
 DECISIONS = sorted(path.name for path in ADR.glob("*.md") if path.name != "README.md")
 NAME = re.compile(r"`([A-Za-z_]\w*)`(?!\])")
 PLACED = re.compile(r"((?:`\w+`(?:, | and | or )?)+) (?:in|of) \[[^]]*\]\(([^)#\s]+)\)")
@@ -29,7 +29,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "catalog/gpus.yml": "pci_ids",
             "lab/gpusim/machine/models.py": "MODELS",
-            "tests/unit/desired/test_topology.py": "def test_declared",
+            "tests/unit/observed/test_topology.py": "def test_declared",
         },
     ),
     "vLLM 0.34 is out. What now?": (
@@ -45,11 +45,11 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
     "The plan gives a range for my model.": (
         "add-a-family-of-models",
         {
-            "plugins/plugin_utils/sizing/families.py": "FAMILIES: ",
-            "plugins/plugin_utils/sizing/family.py": "Attributes:",
-            "plugins/plugin_utils/sizing/special.py": "READERS: ",
+            "plugins/plugin_utils/knowledge/shapes/families.py": "FAMILIES: ",
+            "plugins/plugin_utils/knowledge/shapes/family.py": "Attributes:",
+            "plugins/plugin_utils/knowledge/shapes/special.py": "READERS: ",
             "tests/oracles/held_out_shapes.py": "ADDED: ",
-            "tests/unit/sizing/test_held_out.py": "def test_a_shape_that_nobody_chose",
+            "tests/unit/shapes/test_held_out.py": "def test_a_shape_that_nobody_chose",
         },
     ),
     "The plan does not know my image's tag.": (
@@ -70,12 +70,12 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
             "catalog/suites/serving.yml": "groups:",
             "docs/suites.md": "## A suite of your own",
             "tests/unit/repository/test_rendered_suites.py": "CANNOT",
-            "plugins/plugin_utils/suites/parse.py": "SUITE_KEYS",
+            "plugins/plugin_utils/measuring/suites/parse.py": "SUITE_KEYS",
         },
     ),
     "A crash is told as unknown.": (
         "recognize-a-failure-at-start-up",
-        {"docs/runbooks/crash.md": "out_of_memory", "tests/unit/common/test_failures.py": "classify"},
+        {"docs/runbooks/crash.md": "out_of_memory", "tests/unit/engines/test_failures.py": "classify"},
     ),
     "The planner needs a fact that node_state does not read.": (
         "read-something-new-on-every-node",
@@ -83,14 +83,14 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
             "plugins/module_utils/observe/network.py": "def ",
             "plugins/module_utils/observe/node_state.py": "network",
             "plugins/module_utils/programs/node_state.py": "DOCUMENTATION",
-            "plugins/plugin_utils/desired/node_state.py": "class NodeState",
+            "plugins/plugin_utils/planning/observed/node_state.py": "class NodeState",
         },
     ),
     "The audit should look at one more sysctl.": (
         "add-a-check-of-hosts",
         {
             "catalog/host_items.yml": "check: {kind: sysctl",
-            "plugins/plugin_utils/audit/kernel_checks.py": "def sysctl",
+            "plugins/plugin_utils/operations/audit/kernel_checks.py": "def sysctl",
             "plugins/module_utils/observe/audit_facts.py": "def read_host",
         },
     ),
@@ -105,7 +105,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
     "A deployment needs another key.": (
         "add-a-key-to-deployments",
         {
-            "plugins/plugin_utils/desired/deployment.py": "class Deployment",
+            "plugins/plugin_utils/planning/desired/deployment.py": "class Deployment",
             "catalog/schemas/deployment.schema.json": "properties",
             "docs/deployments.md": "tensor_parallel_size",
         },
@@ -114,14 +114,14 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
         "add-a-module",
         {
             "plugins/modules/vllm_watch.py": "def argument_spec",
-            "plugins/plugin_utils/program_action.py": "class ProgramAction",
+            "plugins/plugin_utils/actions/program_action.py": "class ProgramAction",
             "meta/runtime.yml": "action_groups:",
             "tests/sanity/ignore-2.19.txt": "missing-gplv3-license",
         },
     ),
     "Something has to run beside vLLM.": (
         "add-a-program-that-runs-in-a-container",
-        {"plugins/plugin_utils/bundle.py": "PACKAGES"},
+        {"plugins/plugin_utils/base/bundle.py": "PACKAGES"},
     ),
     "I want a playbook of my own in the tool.": (
         "add-an-operation",
@@ -163,7 +163,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
             "tests/oracles/real_engines_runner.py": "create_engine_config",
             "tests/oracles/engine_options.py": "GROUPS",
             "tests/oracles/engine_cases.py": "LEFT_OUT",
-            "tests/unit/tuning/test_engine_verdicts.py": "def test_",
+            "tests/unit/feasibility/test_engine_verdicts.py": "def test_",
         },
     ),
     "How is a version released?": (
@@ -251,11 +251,12 @@ def test_names_are_in_the_files_that_are_linked_beside_them() -> None:
     ("page", "names"),
     [
         # As it was: the variable had moved, and the page had not.
-        ("`PLAYBOOKS` in [`u.py`](plugins/plugin_utils/desired/unknown_variables.py), so that a typo is an error.",
+        ("`PLAYBOOKS` in [`u.py`](plugins/plugin_utils/planning/inventory/unknown_variables.py), for typos.",
          ["PLAYBOOKS"]),
         ("1. [`m.py`](lab/gpusim/machine/models.py): an entry in `MODELLS`, so that a fleet\n   can have it.",
          ["MODELLS"]),
-        ("`VARIABLES` and `HostSetings` in [`h.py`](plugins/plugin_utils/desired/host_settings.py).", ["HostSetings"]),
+        ("`VARIABLES` and `HostSetings` in [`h.py`](plugins/plugin_utils/planning/desired/host_settings.py).",
+         ["HostSetings"]),
         (f"`CHECKS` of [`k.py`]({AUDIT}/kernel_checks.py), see [`j.py`]({AUDIT}/judge.py).", ["CHECKS"]),
         (f"`CHECKS`, see [`j.py`]({AUDIT}/judge.py). `ELSE` is of another sentence.", []),
     ],

@@ -160,7 +160,7 @@ def test_what_a_test_leaves_behind_ends_with_it(tmp_path: Path) -> None:
 
 
 def test_a_module_is_tested_by_what_is_listed_or_imports_it() -> None:
-    assert mutants.tests_of("desired.lockfile")[0] == "tests/unit/desired/test_lockfile.py"
+    assert mutants.tests_of("planning.pins.lockfile")[0] == "tests/unit/pins/test_lockfile.py"
     assert mutants.tests_of("partition.node") == [
         "tests/unit/partition/test_partition_node.py", "tests/unit/partition/test_rocm_partition.py",
     ]  # fmt: skip

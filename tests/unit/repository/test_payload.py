@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ansible.executor.module_common import ModuleDepFinder
-from ansible_collections.instinct.fleet.plugins.plugin_utils.assemble import PLUGINS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.assemble import PLUGINS
 
 from tests import payload
 from tests.payload import main, payloads

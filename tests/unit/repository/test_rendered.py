@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import FlagTable
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import FlagTable
 
 from tests.oracles.vllm_parser import check_argv
 from tests.rendered import documented, example, recommended, settled

@@ -15,7 +15,7 @@ PLUGINS = ROOT / "plugins"
 
 STARTS = {
     "module_utils/common/processes.py": "the helper itself",
-    "module_utils/store/swarm_member.py": "outlives the call on purpose, and ends at the deadline in its job",
+    "module_utils/swarm/swarm_member.py": "outlives the call on purpose, and ends at the deadline in its job",
     "module_utils/programs/bench_client.py": "runs in a container that is stopped at benchmark_timeout",
     "module_utils/programs/burnin.py": "is killed after phase_seconds, in a container with a limit of its own",
     "module_utils/programs/inspect_image.py": "runs in a container that is killed after 300 s, with an error",
@@ -95,7 +95,7 @@ def test_what_is_found(path: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("module_utils/store/swarm_member.py", "subprocess.Popen(['ls'])"),
+        ("module_utils/swarm/swarm_member.py", "subprocess.Popen(['ls'])"),
         ("module_utils/x.py", "run_program(Program(['ls']), 5)\nself.run(1)\npool.run()"),
     ],
 )

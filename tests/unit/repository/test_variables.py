@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.paths import HF_CACHE
-from ansible_collections.instinct.fleet.plugins.plugin_utils.audit import auditor
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired import endpoint_settings, host_settings
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.public_variables import public_variables
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout import request
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit import auditor
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired import (
+    endpoint_settings,
+    host_settings,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.public_variables import (
+    public_variables,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run import request
 
 from tests import ROOT, variables_table
 from tests.playbook_variables import Tree, load

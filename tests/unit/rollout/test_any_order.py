@@ -6,18 +6,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.batches import (
     CanaryProgress,
     plan_rollout,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.capacity import capacities
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.groups import change_groups
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.members import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.capacity import capacities
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.groups import change_groups
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.members import (
     InstanceResources,
     RolloutInstance,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.policy import RolloutPolicy
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.schedule import Room
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import RolloutPolicy
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.schedule import Room
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 

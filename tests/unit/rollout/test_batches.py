@@ -7,25 +7,25 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.batches import (
     Batch,
     CanaryProgress,
     Rollout,
     plan_rollout,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.groups import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.groups import (
     ChangeGroup,
     change_groups,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.members import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.members import (
     InstanceResources,
     RolloutInstance,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.policy import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import (
     RolloutPolicy,
     parse_policy,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.schedule import lost_together
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.schedule import lost_together
 
 from tests.helpers.some import some
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.capacity import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.capacity import (
     Capacity,
     ModelService,
     capacities,
@@ -15,7 +15,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.capacity im
     services_by_deployment,
     shifts,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.members import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.members import (
     InstanceResources,
     RolloutInstance,
 )

@@ -9,26 +9,26 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     DEPLOY,
     UPGRADE,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     NOT_IN_RUN,
     BalancerHost,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutPlan,
     RolloutRequest,
     plan_rollout_steps,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import (
     OPTIONS,
     explain_request,
     requested_rollout,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import todo_hosts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.todo import todo_hosts
 
 from tests.worlds.balancer_world import applied, host
 from tests.worlds.plan_world import deployment

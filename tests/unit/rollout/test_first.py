@@ -7,27 +7,29 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     DEPLOY,
     RESTART,
     ROLLBACK,
     UPGRADE,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.revisions import RevisionChange
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.generations.revisions import (
+    RevisionChange,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.generations.sources import (
     HELD,
     INVENTORY,
     DeploymentSource,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches import Batch
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.capacity import Capacity
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.deploy import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.batches import Batch
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.capacity import Capacity
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.deploy import (
     awaited_hosts,
     operation_of,
     serving_changes,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.groups import ChangeGroup
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.members import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.groups import ChangeGroup
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.members import (
     InstanceResources,
     RolloutInstance,
 )

@@ -10,32 +10,34 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     BENCHMARK,
     DEPLOY,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.balancer_plan import BalancerPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.measurement import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.balancer_plan import (
+    BalancerPlan,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.measurement import (
     ENTERED,
     SERVES,
     NewInstances,
     explain_new,
     new_instances,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutPlan,
     RolloutRequest,
     plan_rollout_steps,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import (
     OPTIONS,
     hold_seconds,
     requested_measurement,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import explain_rollout
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.todo import todo_hosts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.text import explain_rollout
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.todo import todo_hosts
 
 from tests.worlds.balancer_world import applied, host
 from tests.worlds.plan_world import SCHEMA, deployment, state

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.members import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.members import (
     InstanceResources,
     RolloutInstance,
     as_drained,

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     DEPLOY,
     RESTART,
     ROLLBACK,
@@ -16,14 +16,14 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     UPGRADE,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutPlan,
     RolloutRequest,
     plan_rollout_steps,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import explain_rollout
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.text import explain_rollout
 
 from tests.worlds.plan_world import (
     COMMIT,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     DEPLOY,
     RESTART,
     ROLLBACK,
@@ -16,17 +16,17 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     UPGRADE,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     NOT_IN_RUN,
     BalancerHost,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutPlan,
     RolloutRequest,
     count_replaced,
     plan_rollout_steps,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.steps import Step
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.steps import Step
 
 from tests.worlds.balancer_world import applied, host
 from tests.worlds.plan_world import deployment, state

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     BENCHMARK,
     RESTART,
     STOP,
     UPGRADE,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutRequest,
     plan_rollout_steps,
 )

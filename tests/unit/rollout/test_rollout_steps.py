@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     RESTART,
     ROLLBACK,
     STOP,
     UPGRADE,
     Hold,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.steps import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.steps import (
     FORWARD,
     HOLD_TEXT,
     PASSED,

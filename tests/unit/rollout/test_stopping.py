@@ -10,28 +10,33 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     DEPLOY,
     STOP,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.minimum import ServingEngine
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.endpoint_settings import NOT_IN_RUN
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.plan import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.minimum import ServingEngine
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
+    NOT_IN_RUN,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.plan import (
     EndpointAssets,
     EndpointInputs,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.plan import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutRequest,
     plan_rollout_steps,
     undrained_hosts,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.request import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.stopping import (
+    HostStops,
+    stop_problems,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import (
     OPTIONS,
     explain_request,
     requested_rollout,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.stopping import HostStops, stop_problems
 
 from tests.worlds.balancer_world import DRAW, applied, host
 from tests.worlds.plan_world import deployment

@@ -7,31 +7,33 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     Generation,
     GenerationMember,
     History,
     Hold,
     OpenRollout,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Host
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.node_state import ObservedInstance
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.revisions import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import Host
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.generations.revisions import (
     HostRevision,
     RevisionChange,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.generations.sources import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.generations.sources import (
     HELD,
     INVENTORY,
     DeploymentSource,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.batches import Batch
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.groups import ChangeGroup
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.members import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_state import (
+    ObservedInstance,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.batches import Batch
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.groups import ChangeGroup
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.members import (
     InstanceResources,
     RolloutInstance,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.turning_back import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.turning_back import (
     earlier_generations,
     holds_of,
 )

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, secret_files
-from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
-from ansible_collections.instinct.fleet.plugins.module_utils.common.failures import (
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials import secret_files
+from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerError
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.failure_signatures import SIGNATURES
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.failures import (
     SIGNATURES_FILE,
     Signature,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK
-from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerError
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.instances import artefact
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.signatures import (
     parse_signatures,
@@ -33,8 +34,13 @@ from ansible_collections.instinct.fleet.plugins.module_utils.serving import (
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import Proof
 from ansible_collections.instinct.fleet.plugins.modules import vllm_server
-from ansible_collections.instinct.fleet.plugins.plugin_utils.instances.compose import server as planned_server
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.start_log import StartLog, read_start_log
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.start_log import (
+    StartLog,
+    read_start_log,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.compose import (
+    server as planned_server,
+)
 
 from tests.helpers.eventually import GENEROUS
 from tests.helpers.module_docs import documented_by

@@ -15,7 +15,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.lifecycle import stop_gracefully
 from ansible_collections.instinct.fleet.plugins.module_utils.serving import converge
 from ansible_collections.instinct.fleet.plugins.modules import vllm_server
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import bundle
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import bundle
 
 from tests.helpers.eventually import GENEROUS
 from tests.worlds.fake_docker import CUT, FakeContainer, FakeDocker

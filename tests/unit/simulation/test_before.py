@@ -9,14 +9,14 @@ from functools import cache
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.instance_key import NO_KEY
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import (
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import NO_KEY
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.before import (
     Templates,
     first_model,
     templates,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.model import (
     FORMER,
     PRESENT,
     FleetModel,

@@ -8,14 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.servers import BackendServer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import Templates
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls import SimulatedRun, perform
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import BackendServer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.before import Templates
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.calls import (
+    SimulatedRun,
+    perform,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.model import (
     Running,
     SimulatedBalancer,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.rules import (
     IN_USE,
     NEEDS,
     TAKEN,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.api_keys import key_marks
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.clients import client_changes
+from ansible_collections.instinct.fleet.plugins.module_utils.credentials.api_keys import key_marks
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.clients import client_changes
 
 from tests.worlds.balancer_world import KEYS
 from tests.worlds.edited_fleet import Inventory, Site, edited, planned, settled

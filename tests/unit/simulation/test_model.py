@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FORMER, PRESENT
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.model import FORMER, PRESENT
 
 from tests.worlds.simulated_fleet import balancer, fleet, running, server
 

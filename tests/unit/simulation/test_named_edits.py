@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.clients import client_changes
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import CAPACITY, IN_USE
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.text import problems, proof_lines
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.clients import client_changes
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.rules import CAPACITY, IN_USE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.text import (
+    problems,
+    proof_lines,
+)
 
 from tests.worlds.edited_fleet import Inventory, Planned, carried_out, edited, planned, settled
 from tests.worlds.plan_world import deployment

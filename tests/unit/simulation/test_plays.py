@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     BENCHMARK,
     DEPLOY,
     RESTART,
@@ -19,27 +19,33 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.generations 
     STOP,
     UPGRADE,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout import steps
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import first_model, templates
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout import steps
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.before import (
+    first_model,
+    templates,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.calls import (
     CALLS,
     SimulatedRun,
     UnknownStep,
     perform,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.model import (
     FORMER,
     PRESENT,
     FleetModel,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.plays import (
     DEFAULT_PARTITION_SERIAL,
     PARTITION,
     PLAYS,
     Playbook,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import IN_USE
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import RunLimits, simulate
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.rules import IN_USE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.simulate import (
+    RunLimits,
+    simulate,
+)
 
 from tests import ROOT
 from tests.unit.simulation.test_named_edits import (
@@ -132,7 +138,7 @@ def test_partitions_change_as_many_hosts_at_a_time() -> None:
 
 
 def test_every_phase_names_an_action_that_is_known() -> None:
-    text = (ROOT / "plugins/plugin_utils/rollout/steps.py").read_text(encoding="utf-8")
+    text = (ROOT / "plugins/plugin_utils/planning/rollout/steps.py").read_text(encoding="utf-8")
     named = set(re.findall(r'Step\(\s*"(\w+)"', text))
     assert named >= {"vllm_server", "canary", "balancer_server"}
     assert named <= CALLS.keys()

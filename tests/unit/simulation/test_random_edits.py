@@ -14,14 +14,19 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.leaving import leaving_problems
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.before import first_model, templates
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.calls import SimulatedRun
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FleetModel
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import Playbook
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import TAKEN
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import simulate
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import names_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.leaving import (
+    leaving_problems,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.before import (
+    first_model,
+    templates,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.calls import SimulatedRun
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.model import FleetModel
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.plays import Playbook
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.rules import TAKEN
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.simulate import simulate
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 

@@ -7,9 +7,9 @@ import copy
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.explain import explain
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.text import problems
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import names_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.text import problems
 
 from tests.worlds.edited_fleet import Inventory, Site, carried_out, edited, planned, settled
 from tests.worlds.plan_world import state

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.endpoint.backends import names_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.backends import names_of
 
 from tests.worlds import mishaps
 from tests.worlds.edited_fleet import Inventory, Planned, Site, carried_out, edited, planned, settled

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.rules import (
     CAPACITY,
     END,
     IN_USE,

@@ -10,16 +10,16 @@ from functools import cache
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.model import FleetModel
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.plays import PLAYS
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.model import FleetModel
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.plays import PLAYS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.rules import (
     CAPACITY,
     END,
     IN_USE,
     NEEDS,
     Requirement,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.simulate import (
     RunLimits,
     Simulation,
     simulate,

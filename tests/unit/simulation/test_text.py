@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import Action
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.actions import Action
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.rules import (
     CAPACITY,
     END,
     IN_USE,
@@ -17,8 +17,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.rules im
     Requirement,
     Violation,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.simulate import Simulation
-from ansible_collections.instinct.fleet.plugins.plugin_utils.simulation.text import problems, proof_lines
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.simulate import Simulation
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.text import (
+    problems,
+    proof_lines,
+)
 
 from tests.worlds.edited_fleet import Inventory, edited, planned, settled
 from tests.worlds.plan_world import deployment

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.rollout.text import explain_rollout
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.text import explain_rollout
 
 from tests.helpers.some import some
 from tests.unit.simulation.test_random_edits import failures

@@ -7,23 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.decode import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.layers import Cache, Layer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import ModelShape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.states import State
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.weights import (
+    FP8_TENSOR,
+    OUT,
+    Matrix,
+    Scheme,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.decode import (
     KvRead,
     PeakRates,
     StepReads,
     compute_type,
     decode_step,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import fit
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.states import State
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.weights import (
-    FP8_TENSOR,
-    OUT,
-    Matrix,
-    Scheme,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import fit
 
 from tests.worlds.fit_world import engine, model
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recipes import statement
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.amd_formula import simple_formula
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.checkpoint import weight_files
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.recipes import statement
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.checkpoint import weight_files
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import model_shape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.amd_formula import (
+    simple_formula,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import (
     CATALOGUE,
     fit,
     longest,
@@ -20,7 +23,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
     smallest_tp,
     stages,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import model_shape
 from hypothesis import given
 from hypothesis import strategies as st
 

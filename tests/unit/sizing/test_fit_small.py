@@ -7,8 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.checkpoint import CheckpointSize
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.checkpoint import CheckpointSize
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.layers import Cache, Layer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import ModelShape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.states import State
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.weights import OUT, Matrix
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import (
     EngineConfig,
     fit,
     longest,
@@ -17,10 +21,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import (
     stage_weights,
     stages,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.states import State
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.weights import OUT, Matrix
 
 from tests.worlds.catalogue import kv_rules
 

@@ -7,8 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import EngineConfig, fit
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape, model_shape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import (
+    ModelShape,
+    model_shape,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import EngineConfig, fit
 
 from tests import ROOT
 from tests.oracles.fit_cases import planned

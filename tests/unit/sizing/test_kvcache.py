@@ -7,7 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.layers import Cache, Layer
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.states import State
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.kv_cache import (
     CHUNKED,
     FULL,
     SLIDING,
@@ -21,8 +23,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.kv_cache imp
     state_bytes,
     token_bytes,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.layers import Cache, Layer
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.states import State
 
 from tests.worlds.catalogue import kv_rules
 

@@ -8,14 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.engine_config import EngineConfig
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import fit, stage_weights
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.reserve import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import (
+    ModelShape,
+    model_shape,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.engine_config import (
+    EngineConfig,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import fit, stage_weights
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.reserve import (
     Reserve,
     activations,
     reserve,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.shape import ModelShape, model_shape
 
 from tests.worlds.fit_world import CONFIGS, DATA, engine, model
 

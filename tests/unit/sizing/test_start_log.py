@@ -6,9 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.estimates import MeasuredStart
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.fit import Fit, fit
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.start_log import StartLog, read_start_log
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.estimates import MeasuredStart
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import Fit, fit
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.start_log import (
+    StartLog,
+    read_start_log,
+)
 
 from tests.worlds.fit_world import engine, model
 

@@ -8,16 +8,19 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import failures
-from ansible_collections.instinct.fleet.plugins.module_utils.common.failure_signatures import SIGNATURES
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.engines import failures
+from ansible_collections.instinct.fleet.plugins.module_utils.engines.failure_signatures import SIGNATURES
+from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor import gpus
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     Generation,
     GenerationMember,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor import gpus
-from ansible_collections.instinct.fleet.plugins.plugin_utils.hints import HINTS
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status import rows as s
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import FleetStatus, status
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.hints import HINTS
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status import rows as s
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status.fleet import (
+    FleetStatus,
+    status,
+)
 
 from tests import ROOT
 from tests.worlds.status_world import NOW, host, instance, server

@@ -8,19 +8,23 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import (
     Generation,
     GenerationMember,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.actions import size
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status import rows as s
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.fleet import order, status
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.rows import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status import rows as s
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status.fleet import order, status
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status.rows import (
     StatusRow,
     reason_and_next_step,
     state_of,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.status.text import age, hosts_text, text
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status.text import (
+    age,
+    hosts_text,
+    text,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.actions import size
 
 from tests import ROOT
 from tests.helpers.some import some

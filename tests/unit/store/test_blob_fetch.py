@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.transfer_names import (
     image_name,
     model_name,
 )
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store import image_source, registry_client
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import model_name
+from ansible_collections.instinct.fleet.plugins.module_utils.content.transfer_names import model_name
 from ansible_collections.instinct.fleet.plugins.module_utils.store import blob_files, blobs
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blob_files import (
     hash_file,

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import build_name
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.content.transfer_names import build_name
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.modules import blob_fetch, vllm_image
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import paths, run_lock
-from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import image_name
+from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
+from ansible_collections.instinct.fleet.plugins.module_utils.content.transfer_names import image_name
 from ansible_collections.instinct.fleet.plugins.module_utils.docker import images
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store import engine_pull
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import ManifestFile, manifest_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.image_push import explain_push, parse_push
 from ansible_collections.instinct.fleet.plugins.modules import image_push
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import parse_ref
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import parse_ref
 from ansible_collections.instinct.fleet.plugins.module_utils.store import image_source, registry_client
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.image_source import fetch_blobs, list_image

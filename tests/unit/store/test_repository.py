@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.action import model_repository as action
-from ansible_collections.instinct.fleet.plugins.module_utils.common import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.common.files import sync_directory
-from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manifest import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.model_manifest import (
     MANIFEST,
     SIGNATURE,
     commit_of,
@@ -22,8 +21,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.model_manife
     statement,
     statement_text,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.common.prune import FoundBlobs, Roots
-from ansible_collections.instinct.fleet.plugins.module_utils.common.transfer_names import repository_name
+from ansible_collections.instinct.fleet.plugins.module_utils.content.prune import FoundBlobs, Roots
+from ansible_collections.instinct.fleet.plugins.module_utils.content.transfer_names import repository_name
+from ansible_collections.instinct.fleet.plugins.module_utils.leases import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.repositories import read_repositories
 from ansible_collections.instinct.fleet.plugins.module_utils.store import received_repository, repository
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
@@ -35,10 +35,10 @@ from ansible_collections.instinct.fleet.plugins.modules import (
     blob_verify,
     model_repository,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.prune_roots import kept_weights
-from ansible_collections.instinct.fleet.plugins.plugin_utils.quantize import signature
-from ansible_collections.instinct.fleet.plugins.plugin_utils.timed_action import TimedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.timed_action import TimedAction
+from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize import signature
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.prune_roots import kept_weights
 
 from tests.unit.quantize.test_signature import private
 from tests.worlds.quantize_world import write_model

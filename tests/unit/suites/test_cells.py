@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.cells import SuiteCells
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.compose import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.cells import SuiteCells
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.compose import (
     block_orders,
     suite_cells,
     suite_commands,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.parse import parse_suite
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.parse import parse_suite
 
 from tests.rendered_suites import DATA, instance, suite
 from tests.worlds.catalogue import knowledge

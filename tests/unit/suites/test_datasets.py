@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.generations import BENCHMARK, UPGRADE
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.dataset_format import wrong_format
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.datasets import (
+from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import BENCHMARK, UPGRADE
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.dataset_format import (
+    wrong_format,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.datasets import (
     with_dataset,
     wrong_datasets,
 )

@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.requests import LoadPoint
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measurement.slo_search import SearchRules
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.parse import parse_suite, read_suite
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.suite import PromptRule
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.requests import LoadPoint
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.slo_search import (
+    SearchRules,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.parse import (
+    parse_suite,
+    read_suite,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.suite import PromptRule
 from jsonschema import Draft202012Validator
 
 from tests.worlds.catalogue import CATALOG, knowledge

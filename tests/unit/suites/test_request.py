@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.suites.request import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.request import (
     check_cells,
     measured_instances,
     requested_kinds,

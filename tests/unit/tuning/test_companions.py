@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import dotted
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.fleet import Fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import Lock, ModelPin, model_key
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.pins import absent_models, missing_pins
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_args import with_pins
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_models import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import Fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.fetching.pins import (
+    absent_models,
+    missing_pins,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import (
+    Lock,
+    ModelPin,
+    model_key,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.companion_args import with_pins
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.companion_models import (
     WEIGHTS,
     companions,
     repositories,

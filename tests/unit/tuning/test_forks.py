@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.env_vars import check_env
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.flags import check
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import split_reference
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.settings import render_setting
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import ImagePin, Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.plan.plan import check_fleet, plan_fleet
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import software_of
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.images import split_reference
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.env_vars import check_env
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import check
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import render_setting
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import ImagePin, Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.image_software import software_of
 
 from tests.worlds.catalogue import knowledge
 from tests.worlds.plan_world import DIGEST, deployment, fleet, state, workshop

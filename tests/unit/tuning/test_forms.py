@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.reserved_flags import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.reserved_flags import (
     ENGINE_ALIASES,
     ENGINE_OWNED,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.companion_models import draft_of
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.companion_models import draft_of
 
 from tests.worlds.catalogue import knowledge
 from tests.worlds.tune_world import deployment, tuned

@@ -7,14 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.image_ref import ImageSoftware
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts, check_image
-from ansible_collections.instinct.fleet.plugins.plugin_utils.desired.lockfile import (
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import ImageSoftware
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.images import (
+    ImageFacts,
+    check_image,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import (
     ImagePin,
     Lock,
     parse_lock,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.image_software import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.image_software import (
     merge_probed,
     software_of,
 )

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.findings import errors
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.parallel import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import errors
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.parallel import (
     parallel_args,
     problems,
     uses_ray,

@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.shared_memory import shared_memory
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.shared_memory import (
+    shared_memory,
+)
 
 from tests.worlds.catalogue import knowledge
 from tests.worlds.tune_world import deployment

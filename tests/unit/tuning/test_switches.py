@@ -6,8 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts, model_facts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TunedSettings
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.facts import (
+    ModelFacts,
+    model_facts,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.tune import TunedSettings
 
 from tests.worlds.catalogue import knowledge
 from tests.worlds.tune_world import LLAMA, tuned

@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.images import ImageFacts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.catalog.recognize import recognize_settings
-from ansible_collections.instinct.fleet.plugins.plugin_utils.sizing.facts import ModelFacts
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.decisions import Decisions
-from ansible_collections.instinct.fleet.plugins.plugin_utils.tuning.tune import TunedSettings, tune
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.facts import ModelFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.images import ImageFacts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.recognize import (
+    recognize_settings,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.decisions import Decisions
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.tune import TunedSettings, tune
 
 from tests.worlds.catalogue import knowledge
 from tests.worlds.tune_world import LLAMA, MI300X, deployment, tuned

@@ -18,7 +18,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.redact impor
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.storage import read_model
 from ansible_collections.instinct.fleet.plugins.module_utils.weights import download as fetch_on_node
 from ansible_collections.instinct.fleet.plugins.modules import hf_model
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import script
 
 from tests.helpers.eventually import GENEROUS, eventually
 from tests.helpers.module_docs import documented_by

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.hub_files import HubRepository, is_blob
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.disk.hub_files import HubRepository, is_blob
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.weights import cache, in_store, rehash
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.snapshot import (

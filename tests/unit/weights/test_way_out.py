@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common import proxies
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
+from ansible_collections.instinct.fleet.plugins.module_utils.content import proxies
 from ansible_collections.instinct.fleet.plugins.module_utils.docker import build, build_plan
 from ansible_collections.instinct.fleet.plugins.module_utils.weights import download as fetch_on_node
 from ansible_collections.instinct.fleet.plugins.modules import hf_model
-from ansible_collections.instinct.fleet.plugins.plugin_utils.bundle import script
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import script
 
 from lab.hub import make, server
 from tests.worlds.fake_docker import FakeContainer, FakeDocker

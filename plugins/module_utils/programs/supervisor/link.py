@@ -18,7 +18,7 @@ from typing import Any
 
 VERSION = 1
 KEY_FILE = "/instinct-keys/instances"
-"""The node's key, as common/instance_key.py writes it."""
+"""The node's key, as credentials/instance_key.py writes it."""
 LINE_LIMIT = 16384
 """The longest message, in bytes."""
 Json = dict[str, Any]

@@ -22,9 +22,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...common.failures import UNSPECIFIC, Diagnosis, Signature, classify
 from ...common.redact import MIN_LENGTH, Redactor, is_secret_name
-from ...common.secret_files import NAMES
+from ...credentials.secret_files import NAMES
+from ...engines.failures import UNSPECIFIC, Diagnosis, Signature, classify
 from .child import ChildProcess, Event, Events, LogTee, adopt_orphans
 from .engine import Engine, GuardSwitch
 from .gpus import NEXT_STEP, unclean

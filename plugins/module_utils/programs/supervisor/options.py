@@ -30,7 +30,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from ...common.failures import SIGNATURES_FILE
+from ...engines.failures import SIGNATURES_FILE
 from .link import HeartbeatTimes, Membership, parse_address
 from .ray import Ray
 

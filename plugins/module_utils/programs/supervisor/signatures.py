@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 
-from ...common.failures import SCHEMA, Signature
+from ...engines.failures import SCHEMA, Signature
 
 
 def parse_signatures(text: str) -> tuple[Signature, ...]:

@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 
-from ...common.start_command import without_addresses
+from ...engines.start_command import without_addresses
 
 AITER = "AITER_JIT_DIR"
 CACHE_ROOT, STARTUP_PLAN = "VLLM_CACHE_ROOT", "VLLM_ENABLE_STARTUP_PLAN"

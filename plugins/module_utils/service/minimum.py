@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many engines stay in service for each model name, whatever a command does. Pure.
+
+Upgrades, deploys, rollbacks and restarts keep to it by their batches. Every other command that takes engines out of
+service is refused here if it would leave too few, unless the operator says in that very command that it may.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Union
+
+from ..common.errors import Problem, natural
+
+Count = Union[int, str]
+"""A number, or a share of something ("20%")."""
+
+DEFAULT_MIN_AVAILABLE: Count = "50%"
+SHOWN = 4
+"""Engines out of service that a refusal names."""
+WORD = "-e at_once=true"
+"""What an operator adds to a command that may leave too few."""
+
+
+@dataclass(frozen=True)
+class ServingEngine:
+    """An engine of a deployment: its instance and hosts, whether it serves now, and whether a command takes it out.
+
+    models: the names that clients may ask it for. A load balancer may have it twice, for other names or at another
+    address.
+    """
+
+    deployment: str
+    instance: str
+    hosts: tuple[str, ...]
+    serves: bool
+    taken: bool
+    models: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        """Return what is the same of the engine's entries."""
+        return self.instance, self.hosts
+
+
+def refusals(
+    engines: Iterable[ServingEngine],
+    min_in: Count | None = None,
+    limit_also: Sequence[str] = (),
+    whole_hosts: bool = False,
+) -> tuple[Problem, ...]:
+    """Return why a command may not take these engines out, for each model name that it would leave too few of.
+
+    engines: all with the model names that the command touches. Those that do not serve are no capacity, and may always
+    be taken. min_in: as in minimum(). limit_also: hosts that a smaller --limit has to name too. whole_hosts:
+    the command takes all instances of a host.
+    """
+    every = tuple(engines)
+    short = _short(every, min_in)
+    fix = f"{_way(every, min_in, limit_also, whole_hosts)} To do it all the same, and have clients get 503: {WORD}."
+    return tuple(
+        Problem(
+            (),
+            f"{name}: {serving} of {total} serve; this would leave {left}, and {_rule(kept, min_in)}.",
+            fix,
+        )
+        for name, (total, serving, left, kept) in sorted(short.items(), key=lambda item: natural(item[0]))
+    )
+
+
+def minimum(total: int, min_in: Count | None = None) -> int:
+    """Return how many of a deployment's engines stay in service: upgrade_min_in, and never none."""
+    share = resolve_count(DEFAULT_MIN_AVAILABLE if min_in is None else min_in, total)
+    return max(1, min(math.ceil(share), total))
+
+
+def services(engines: Iterable[ServingEngine]) -> dict[str, list[ServingEngine]]:
+    """Return the engines behind each model name, each once, by the deployments that serve it.
+
+    Names of the same engines are one. An engine without names counts with those of its deployment.
+    """
+    by_name: dict[tuple[str, str], dict[tuple[str, tuple[str, ...]], ServingEngine]] = {}
+    for item in engines:
+        for name in [("", model) for model in item.models] or [(item.deployment, "")]:
+            there = by_name.setdefault(name, {})
+            known = there.get(item.key, item)
+            there[item.key] = replace(
+                item, serves=known.serves or item.serves, taken=known.taken or item.taken, models=()
+            )
+    found: dict[str, list[ServingEngine]] = {}
+    sets: set[frozenset[tuple[str, tuple[str, ...]]]] = set()
+    for (_unused, model), there in by_name.items():
+        if frozenset(there) not in sets:
+            sets.add(frozenset(there))
+            names = sorted({item.deployment for item in there.values()}, key=natural)
+            label = " and ".join(names)
+            found[label if label not in found else f"{label} ({model})"] = list(there.values())
+    return found
+
+
+def _short(engines: Iterable[ServingEngine], min_in: Count | None) -> Mapping[str, tuple[int, int, int, int]]:
+    """Return the services with too few left: how many there are, serve, would be left, and have to stay."""
+    found = {}
+    for name, items in services(engines).items():
+        serving = [item for item in items if item.serves]
+        left, kept = sum(not item.taken for item in serving), minimum(len(items), min_in)
+        if left < kept and left < len(serving):
+            found[name] = len(items), len(serving), left, kept
+    return found
+
+
+def _rule(kept: int, min_in: Count | None) -> str:
+    if kept == 1:
+        return "the last one has to stay in service"
+    given = DEFAULT_MIN_AVAILABLE if min_in is None else min_in
+    return f"{kept} must stay in service (upgrade_min_in: {given})"
+
+
+def _way(
+    engines: Sequence[ServingEngine], min_in: Count | None, limit_also: Sequence[str], whole_hosts: bool
+) -> str:
+    """Return which part of a refused command would be allowed: as many hosts as may go, or one engine."""
+    taken = [item for item in engines if item.taken]
+
+    def allowed(some: Iterable[ServingEngine]) -> bool:
+        wanted = set(some)
+        return not _short((replace(item, taken=item in wanted) for item in engines), min_in)
+
+    hosts: list[str] = []
+    for host in sorted({host for item in taken for host in item.hosts}, key=natural):
+        more = {*hosts, host}
+        if allowed(item for item in taken if not more.isdisjoint(item.hosts)):
+            hosts.append(host)
+    if hosts:
+        return f"Take fewer at a time: {_limit(hosts, limit_also)}."
+    for item in () if whole_hosts else taken:
+        if item.serves and allowed([item]):
+            return f"Take fewer at a time: {_limit(item.hosts, limit_also)} -e instance={item.instance}."
+    short, behind = _short(engines, min_in), services(engines)
+    lost = sorted(
+        {
+            f"{item.instance} on {', '.join(item.hosts)}"
+            for name in short
+            for item in behind[name]
+            if not item.serves
+        },
+        key=natural,
+    )
+    others = [f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else []
+    which = f": {', '.join([*lost[:SHOWN], *others])}" if lost else ""
+    return f"First return others to service{which} (see status.yml, undrain.yml)."
+
+
+def _limit(hosts: Sequence[str], also: Sequence[str]) -> str:
+    """Return --limit with each host once: a load balancer may run on one that stops."""
+    return f"--limit {','.join(dict.fromkeys((*hosts, *also)))}"
+
+
+# ---- numbers and shares ------------------------------------------------------------------------------
+
+
+def resolve_count(value: Count, total: int) -> float:
+    """Return a number as it is, or a percentage as that share of the total."""
+    return total * int(str(value)[:-1]) / 100 if str(value).endswith("%") else int(value)
+
+
+def parse_count(value: Any) -> Count | None:
+    """Return an integer or a percentage, also if given as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return None
+    text = str(value).strip()
+    if text.isdecimal():
+        return int(text)
+    return text if text.endswith("%") and text[:-1].isdecimal() and int(text[:-1]) <= 100 else None

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose the recommended settings for a model on a GPU with a vLLM release, with reasons.
+
+The data is catalog/recipes/*.yml; nothing here reads a file. If several recipes have the same setting, the more
+specific one is chosen, and the choice records the value that it overrides.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....module_utils.engines.versions import Release, Timeline
+from ..vllm.flag_values import Value
+from .facts import ModelFacts
+
+Rank = tuple[int, bool, int, int]
+OBJECTIVES = ("latency", "interactive", "streaming", "throughput")
+REPOSITORY, ARCHITECTURE, ANY = 2, 1, 0
+"""How specifically a recipe matches a model."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a recipe's conditions are compared with, besides the model.
+
+    Attributes:
+        objective: latency (few requests, end to end), interactive (first token), streaming (between tokens),
+            throughput.
+        kv_cache: type of the KV cache as configured.
+        workload: synthetic (repeated made-up prompts), short-input.
+        devices: GPUs, or partitions, of one instance over all hosts.
+        balancing: of data parallel ranks: internal, hybrid or external.
+    """
+
+    release: Release
+    line: Timeline = field(repr=False)
+    gfx: str
+    gpu: str = ""
+    objective: str = "throughput"
+    compute: str = "SPX"
+    memory: str = "NPS1"
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    nodes: int = 1
+    instances_per_gpu: int = 1
+    kv_cache: str = "auto"
+    engine: str = "V1"
+    speculative: bool = False
+    speculative_tokens: int = 0
+    workload: tuple[str, ...] = ()
+    balancing: str = "internal"
+
+    @property
+    def devices(self) -> int:
+        """Return the number of GPUs or partitions of one instance."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class RecipeEntry:
+    """One rule of a recipe: settings or a text, the conditions, the reason and its source.
+
+    needs and unless: values of other settings that the rule requires or excludes.
+    """
+
+    recipe: str
+    when: Mapping[str, Any]
+    needs: Mapping[str, Sequence[Value]]
+    source: str
+    unless: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    reason: str = ""
+    name: str = ""
+    say: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One file of catalog/recipes."""
+
+    name: str
+    title: str
+    match: Mapping[str, Any]
+    settings: tuple[RecipeEntry, ...]
+    rules: tuple[RecipeEntry, ...]
+    pairs: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class RecipeChoice:
+    """A recommended setting: its value, the reason, the source, and the value of a less specific recipe."""
+
+    setting: str
+    value: Value
+    reason: str
+    source: str
+    recipe: str
+    overridden: tuple[RecipeChoice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something to refuse, to warn about, or to advise."""
+
+    name: str
+    say: str
+    text: str
+    source: str
+    recipe: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return an entry of `advice` and `hints` in plan.json."""
+        return {
+            "name": self.name,
+            "say": self.say,
+            "text": self.text,
+            "source": self.source,
+            "recipe": self.recipe,
+        }
+
+
+@dataclass(frozen=True)
+class RecipeSelection:
+    """The chosen settings by name, and the advice."""
+
+    choices: tuple[RecipeChoice, ...]
+    advice: tuple[Advice, ...]
+
+
+def parse_recipe(data: Mapping[str, Any]) -> Recipe:
+    """Build a recipe from a file of catalog/recipes; the tests check its schema."""
+    name = data["recipe"]
+    return Recipe(
+        name=name,
+        title=data["title"],
+        match=data["match"],
+        settings=tuple(
+            RecipeEntry(
+                name,
+                item["when"],
+                item.get("with", {}),
+                item["source"],
+                settings=item["set"],
+                reason=item["reason"],
+            )
+            for item in data.get("settings", ())
+        ),
+        rules=tuple(
+            RecipeEntry(
+                name,
+                item.get("when", {}),
+                item.get("with", {}),
+                item["source"],
+                item.get("unless", {}),
+                reason=item["text"],
+                name=item["id"],
+                say=item["say"],
+            )
+            for item in data.get("rules", ())
+        ),
+        pairs=tuple(data.get("pairs", ())),
+    )
+
+
+def fit(recipe: Recipe, model: ModelFacts) -> int | None:
+    """Return how specifically a recipe matches a model, or None if it does not."""
+    if recipe.match.get("all"):
+        return ANY
+    if named(model.repository, recipe.match.get("repositories", ())):
+        return REPOSITORY
+    if any(name in recipe.match.get("architectures", ()) for name in model.architectures):
+        return ARCHITECTURE
+    return None
+
+
+def named(repository: str, patterns: Iterable[str]) -> bool:
+    """Return whether a repository matches one of the patterns, ignoring case; only the last part of a path counts."""
+    name = repository.lower()
+    if name.startswith("/"):
+        name = "local/" + name.rstrip("/").rpartition("/")[2]
+    return any(
+        _matches(name, pattern.lower())
+        or (name.startswith("local/") and _matches(name[6:], pattern.lower().rpartition("/")[2]))
+        for pattern in patterns
+    )
+
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """fnmatch, which makes a regular expression of each pattern: only of those whose first letters agree."""
+    return name.startswith(_WILDCARD.split(pattern, maxsplit=1)[0]) and fnmatch.fnmatchcase(name, pattern)
+
+
+def holds(when: Mapping[str, Any], model: ModelFacts, context: Context) -> bool:
+    """Return whether all conditions hold. Raise KeyError for an unknown condition."""
+    if not _released(when, context):
+        return False
+    return all(_CONDITIONS[key](value, model, context) for key, value in when.items() if key not in _SPAN)
+
+
+_SPAN = ("since", "until", "forks")
+
+
+def _released(when: Mapping[str, Any], context: Context) -> bool:
+    """Return whether the release is one of the forks that are named, or in the span, where there is one."""
+    if "forks" in when:
+        if context.release.fork in when["forks"]:
+            return True
+        if "since" not in when and "until" not in when:
+            return False
+    return context.line.inside(when.get("since"), when.get("until"), context.release.index)
+
+
+def _between(limits: Mapping[str, int], value: int) -> bool:
+    return bool(limits.get("min", value) <= value <= limits.get("max", value))
+
+
+def _heads_per_rank(want: Mapping[str, int] | Sequence[int], model: ModelFacts, context: Context) -> bool:
+    """Return whether the heads per rank match; False if the number is unknown or not an integer."""
+    if not model.heads or model.heads % context.tp:
+        return False
+    heads = model.heads // context.tp
+    return _between(want, heads) if isinstance(want, Mapping) else heads in want
+
+
+_CONDITIONS: Mapping[str, Any] = {
+    "gfx": lambda want, model, context: context.gfx in want,
+    "gpu": lambda want, model, context: context.gpu in want,
+    "objective": lambda want, model, context: context.objective in want,
+    "compute": lambda want, model, context: context.compute in want,
+    "memory": lambda want, model, context: context.memory in want,
+    "kv_cache": lambda want, model, context: context.kv_cache in want,
+    "engine": lambda want, model, context: context.engine in want,
+    "balancing": lambda want, model, context: context.balancing in want,
+    "workload": lambda want, model, context: any(item in want for item in context.workload),
+    "speculative": lambda want, model, context: context.speculative == want,
+    "speculative_tokens": lambda want, model, context: _between(want, context.speculative_tokens),
+    "tp": lambda want, model, context: _between(want, context.tp),
+    "pp": lambda want, model, context: _between(want, context.pp),
+    "dp": lambda want, model, context: _between(want, context.dp),
+    "nodes": lambda want, model, context: _between(want, context.nodes),
+    "devices": lambda want, model, context: _between(want, context.devices),
+    "instances_per_gpu": lambda want, model, context: _between(want, context.instances_per_gpu),
+    "moe": lambda want, model, context: model.moe == want,
+    "mla": lambda want, model, context: model.mla == want,
+    "sparse": lambda want, model, context: model.sparse == want,
+    "heads_per_rank": _heads_per_rank,
+    "sinks": lambda want, model, context: model.sinks == want,
+    "sliding_window": lambda want, model, context: model.sliding_window == want,
+    "multimodal": lambda want, model, context: model.multimodal == want,
+    "kv_scales": lambda want, model, context: model.kv_scales == want,
+    "quantization": lambda want, model, context: model.quantization in want,
+    "head_size": lambda want, model, context: model.head_size in want,
+    "repositories": lambda want, model, context: named(model.repository, want),
+}
+
+
+def select_recipes(
+    recipes: Sequence[Recipe], model: ModelFacts, context: Context, given: Mapping[str, Value] | None = None
+) -> RecipeSelection:
+    """Return the recommended settings, in the order of their names' first appearance, and the advice.
+
+    `given` are settings that the operator has decided: they are not chosen again, and conditions on other settings
+    (`with`) see them. The more specific recipe takes precedence, then an entry that names the fork, then the larger
+    number of conditions, then the later entry.
+    """
+    decided = dict(given or {})
+    ranked: dict[str, list[tuple[Rank, RecipeChoice]]] = {}
+    fitting = [(level, recipe) for recipe in recipes for level in (fit(recipe, model),) if level is not None]
+    entries = [
+        (level, number, entry)
+        for number, (level, entry) in enumerate(
+            (level, entry) for level, recipe in fitting for entry in recipe.settings
+        )
+        if holds(entry.when, model, context)
+    ]
+    for waiting in (False, True):  # entries that depend on other settings come second
+        found = {name: max(items, key=lambda item: item[0])[1].value for name, items in ranked.items()}
+        known = {**found, **decided}
+        for level, number, entry in entries:
+            if bool(entry.needs) == waiting and agrees(entry.needs, known):
+                own = context.release.fork in entry.when.get("forks", ())
+                rank = (level, own, len(entry.when) + len(entry.needs), number)
+                for name, value in entry.settings.items():
+                    if name not in decided:
+                        choice = RecipeChoice(name, value, entry.reason, entry.source, entry.recipe)
+                        ranked.setdefault(name, []).append((rank, choice))
+    choices = tuple(_winner(items) for items in ranked.values())
+    known = {**{choice.setting: choice.value for choice in choices}, **decided}
+    advice = tuple(
+        Advice(entry.name, entry.say, entry.reason, entry.source, entry.recipe)
+        for _unused, recipe in fitting
+        for entry in recipe.rules
+        if (entry.when or entry.needs or entry.unless)
+        and holds(entry.when, model, context)
+        and agrees(entry.needs, known)
+        and not (entry.unless and agrees(entry.unless, known))
+    )
+    return RecipeSelection(choices, advice)
+
+
+def statement(recipes: Sequence[Recipe], name: str) -> Advice:
+    """Return a rule by its id, for code that decides it by arithmetic and quotes it. Raise KeyError if missing."""
+    for recipe in recipes:
+        for entry in recipe.rules:
+            if entry.name == name:
+                return Advice(entry.name, entry.say, entry.reason, entry.source, entry.recipe)
+    raise KeyError(name)
+
+
+def agrees(needs: Mapping[str, Sequence[Value]], known: Mapping[str, Value]) -> bool:
+    """Return whether other settings have the values that an entry requires."""
+    return all(name in known and known[name] in values for name, values in needs.items())
+
+
+def _winner(items: Sequence[tuple[Rank, RecipeChoice]]) -> RecipeChoice:
+    ordered = [choice for _unused, choice in sorted(items, key=lambda item: item[0], reverse=True)]
+    first = ordered[0]
+    others = tuple(choice for choice in ordered[1:] if choice.value != first.value)
+    return RecipeChoice(first.setting, first.value, first.reason, first.source, first.recipe, others)
+
+
+def speculative_pairs(
+    recipes: Sequence[Recipe], model: ModelFacts, context: Context
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the draft models that documents name for a model, for this release and engine."""
+    return tuple(
+        pair
+        for recipe in recipes
+        for pair in recipe.pairs
+        if named(model.repository, [pair["target"]])
+        and pair["engine"] == context.engine
+        and context.line.inside(pair["since"], pair["until"], context.release.index)
+    )

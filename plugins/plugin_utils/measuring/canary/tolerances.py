@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator's tolerances of a canary, and whether they make sense. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..statistics.shift import MIN_RUNS
+
+UNLIMITED = 100
+"""The tolerance of accuracy, in points, with which no loss would stop a release: nothing is asked."""
+
+
+class CanaryError(Exception):
+    """The settings of the canary make no sense."""
+
+
+@dataclass(frozen=True)
+class CanaryTolerances:
+    """The accepted changes: percent of throughput and of the medians of TTFT and TPOT, points of the sanity set."""
+
+    tolerance: float
+    latency_tolerance: float
+    runs: int
+    max_runs: int
+    accuracy_tolerance: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `rules` of canary.json."""
+        return {
+            "tolerance": self.tolerance,
+            "latency_tolerance": self.latency_tolerance,
+            "accuracy_tolerance": self.accuracy_tolerance,
+            "runs": self.runs,
+            "max_runs": self.max_runs,
+        }
+
+    @property
+    def more(self) -> int:
+        """Return the number of runs of a second look; 0 if there is none."""
+        left = self.max_runs - self.runs
+        return left if left >= MIN_RUNS else 0
+
+    def wrong(self) -> tuple[tuple[str, str], ...]:
+        """Return variables with invalid values, and why they are invalid."""
+        found = []
+        if self.runs < MIN_RUNS:
+            found.append(("canary_runs", f"is {self.runs}: fewer than {MIN_RUNS} runs prove nothing."))
+        if self.max_runs < self.runs:
+            found.append(("canary_max_runs", f"is {self.max_runs}, less than canary_runs ({self.runs})."))
+        for name, value, most in (
+            ("canary_tolerance", self.tolerance, 100),
+            ("canary_latency_tolerance", self.latency_tolerance, 1000),
+        ):
+            if not 0 < value < most:
+                found.append((name, f"is {value:g}, which is not a usable percentage."))
+        if not 0 < self.accuracy_tolerance <= UNLIMITED:
+            what = f"is {self.accuracy_tolerance:g} points: name one above 0, up to {UNLIMITED:g}."
+            found.append(("canary_accuracy_tolerance", what))
+        return tuple(found)
+
+    def check(self) -> None:
+        """Raise CanaryError where a value makes no sense."""
+        for name, what in self.wrong():
+            raise CanaryError(f"{name} {what}")

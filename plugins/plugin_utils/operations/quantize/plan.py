@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan a quantization: on which devices, file by file or as a whole, and whether memory and disk suffice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....module_utils.common.disk_space import sized
+from ....module_utils.common.errors import FleetError, Problem
+from ....module_utils.common.hashing import canonical, text_hash
+from ...base.text import plural
+from .card import card_text
+from .schemes import Architecture, QuantizationScheme, find_architecture, find_scheme
+
+FILE_BY_FILE, WHOLE = "file_to_file", "whole"
+RESERVE = 2 * 2**30
+"""Bytes of memory for Python, PyTorch and the backend; it took 0.6 GB for the lab's model."""
+OVERHEAD = 1.25
+"""A whole model's bytes are multiplied by it: activations and observers while it is calibrated."""
+COPIES = 3
+"""A file is in memory as read, as FP32 of one matrix after the other, and as written."""
+DISK_MARGIN = 2**30
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+@dataclass(frozen=True)
+class QuantizeRequest:
+    """What the operator wants.
+
+    exclude: patterns in place of the architecture's; None for those. device: auto, gpu or cpu.
+    """
+
+    scheme: str
+    kv_cache: str = ""
+    name: str = ""
+    device: str = "auto"
+    exclude: tuple[str, ...] | None = None
+    architecture: str = ""
+    samples: int = 128
+    length: int = 512
+    remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class QuantizePlan:
+    """What will be done: `job` for the module, `lines` for people. there: an earlier output of the same inputs."""
+
+    job: Mapping[str, Any]
+    scheme: QuantizationScheme
+    lines: tuple[str, ...]
+    there: Mapping[str, Any] | None
+
+
+def output_name(request: QuantizeRequest, data: Mapping[str, Any], source: str) -> str:
+    """Return the local repository's name: the operator's, else the source's with the scheme's. Raises FleetError."""
+    scheme = find_scheme(data, request.scheme)
+    if isinstance(scheme, Problem):
+        raise FleetError([scheme])
+    base = re.sub(r"-(BF16|bf16)$", "", source.rstrip("/").rsplit("/", 1)[-1])
+    suffix = scheme.key.replace("_", "-") + ("-kv" if request.kv_cache else "")
+    name = request.name or f"{base}-{suffix}"
+    if not NAME.fullmatch(name) or ".." in name:
+        what = f"{name!r} is no name for a directory: letters, digits, dots, hyphens and underscores, at most 96."
+        raise FleetError([Problem(("quantize_name",), what, "Set quantize_name.")])
+    return name
+
+
+def plan_quantization(
+    request: QuantizeRequest,
+    data: Mapping[str, Any],
+    requirements: Mapping[str, str],
+    facts: Mapping[str, Any],
+    image: str,
+) -> QuantizePlan:
+    """Return the plan. facts: of quantize/facts.py. requirements: the packages of each backend. Raises FleetError."""
+    scheme = find_scheme(data, request.scheme)
+    if isinstance(scheme, Problem):
+        raise FleetError([scheme])
+    source = facts["source"]
+    architecture = _architecture(request, scheme, data, source["config"])
+    problems = [*_source_problems(source, scheme, request), *_kv_problems(request, scheme, architecture)]
+    if isinstance(architecture, Problem):
+        raise FleetError([architecture, *problems])
+    whole = scheme.static or scheme.whole or bool(request.kv_cache)
+    calibrated = scheme.static or bool(request.kv_cache)
+    if calibrated and facts["calibration"] is None:
+        problems.append(_no_calibration(request, scheme))
+    placed = _place(request, scheme, facts, whole)
+    problems += placed.problems
+    need = output_bytes(source, scheme) + DISK_MARGIN
+    if facts["disk_free"] < need:
+        what = f"{sized(need)} are needed for the output, and {sized(facts['disk_free'])} are free."
+        problems.append(
+            Problem(
+                (),
+                what,
+                "Remove models that nothing uses from /var/lib/instinct-fleet/models by hand: prune.yml "
+                "leaves them, as no hub has them.",
+            )
+        )
+    if problems:
+        raise FleetError(problems)
+    exclude = architecture.exclude if request.exclude is None else request.exclude
+    calibration = facts["calibration"] if calibrated else None
+    settings = {
+        "backend": scheme.backend,
+        "scheme": scheme.name,
+        "kv_cache": request.kv_cache,
+        "template": architecture.name,
+        "exclude": list(exclude),
+        "remote_code": request.remote_code,
+        "mode": WHOLE if whole else FILE_BY_FILE,
+        "calibration": {"samples": request.samples, "length": request.length} if calibration else None,
+    }
+    record = {
+        "source": {"repo": source["repo"], "commit": source["commit"]},
+        "scheme": scheme.key,
+        "settings": settings,
+        "calibration": calibration and calibration["sha256"],
+        "backend": data["backends"][scheme.backend]["title"],
+        "requirements": text_hash(requirements[scheme.backend]),
+    }
+    key = text_hash(canonical(record))[:16]
+    name = output_name(request, data, source["repo"])
+    devices = [f"cuda:{number}" for number in range(len(placed.render_nodes))] or ["cpu"]
+    checked = {
+        "tensors": scheme.tensors,
+        "packed": scheme.packed,
+        "relative_error": scheme.relative_error,
+        "quant_method": scheme.quant_method,
+        "kv_layers": list(architecture.kv_layers) if request.kv_cache else [],
+    }
+    job = {
+        "key": key,
+        "name": name,
+        "image": image,
+        "source": source["path"],
+        "calibration": calibration,
+        "data": {**settings, **checked, "devices": devices},
+        "record": record,
+        "card": card_text(name, scheme, request.kv_cache, source, record),
+        "render_nodes": list(placed.render_nodes),
+        "memory": placed.memory,
+    }
+    lines = (
+        f"{source['repo']} at {source['commit'][:12]}: {sized(source['bytes'])} in {plural(source['files'], 'file')}",
+        f"{scheme.key}{' with an FP8 KV cache' if request.kv_cache else ''}: {scheme.title}, by "
+        f"{data['backends'][scheme.backend]['title']}",
+        f"{'the whole model' if whole else 'file by file'} on {placed.text}",
+        f"stays as it is: {', '.join(exclude) or 'nothing'}",
+        f"output: about {sized(output_bytes(source, scheme))}, {sized(facts['disk_free'])} free",
+    )
+    same = (item for item in facts["outputs"] if (item["key"], item["name"]) == (key, name))
+    return QuantizePlan(job, scheme, lines, next(same, None))
+
+
+def _architecture(
+    request: QuantizeRequest, scheme: QuantizationScheme, data: Mapping[str, Any], config: Mapping[str, Any]
+) -> Architecture | Problem:
+    found = find_architecture(data, str(config.get("model_type") or ""), request.architecture)
+    if isinstance(found, Problem) and scheme.backend != "quark" and request.exclude is not None:
+        return Architecture("", request.exclude, ())
+    return found
+
+
+def _source_problems(
+    source: Mapping[str, Any], scheme: QuantizationScheme, request: QuantizeRequest
+) -> list[Problem]:
+    problems = []
+    quantization = source["config"].get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown")
+        what = f"{source['repo']} is quantized already ({method})."
+        problems.append(Problem((), what, "Name the model that it was made of, in BF16 or FP16."))
+    if not source["bytes"]:
+        what = f"{source['path']} has no *.safetensors."
+        problems.append(
+            Problem((), what, "Convert it first: pickles run what they contain, and are not loaded.")
+        )
+    if source["config"].get("auto_map") and scheme_loads(scheme, request) and not request.remote_code:
+        code = ", ".join(source["code"][:3]) or "code of another repository"
+        what = f"{source['repo']} has code of its own ({code}), and would not load without it."
+        fix = "Read it; if you trust it, add -e quantize_remote_code=true. A scheme that goes file by file runs none."
+        problems.append(Problem((), what, fix))
+    return problems
+
+
+def scheme_loads(scheme: QuantizationScheme, request: QuantizeRequest) -> bool:
+    """Return whether the model is built in memory, and not only its files read."""
+    return scheme.static or scheme.whole or bool(request.kv_cache)
+
+
+def _kv_problems(
+    request: QuantizeRequest, scheme: QuantizationScheme, found: Architecture | Problem
+) -> list[Problem]:
+    if not request.kv_cache:
+        return []
+    path = ("quantize_kv_cache",)
+    if request.kv_cache != "fp8":
+        return [Problem(path, f"{request.kv_cache!r} is no type of the KV cache.", "Valid: fp8.")]
+    if scheme.backend != "quark":
+        return [
+            Problem(path, f"{scheme.key} has no scales for it.", "Take a scheme of Quark's, such as fp8.")
+        ]
+    if isinstance(found, Architecture) and not found.has_kv_scales:
+        what = f"vLLM reads scales of k_proj and v_proj, and {found.name} has {', '.join(found.kv_layers) or 'none'}."
+        return [Problem(path, what, "Leave quantize_kv_cache out; kv_cache_dtype fp8 then has the scale 1.")]
+    return []
+
+
+def _no_calibration(request: QuantizeRequest, scheme: QuantizationScheme) -> Problem:
+    why = (
+        f"{scheme.key} measures the scales of activations"
+        if scheme.static
+        else "the KV cache's scales are measured"
+    )
+    fix = (
+        "Give quantize_calibration, a file or directory of the host (.txt, .jsonl, .json, .parquet), or "
+        "quantize_calibration_file, one of the control node; or take ptpc_fp8, which needs none."
+    )
+    return Problem(("quantize_calibration",), f"{why}, so texts are needed.", fix)
+
+
+def output_bytes(source: Mapping[str, Any], scheme: QuantizationScheme) -> int:
+    """Return an upper bound of the output: embeddings and the head stay as they are."""
+    config = source["config"].get("text_config") or source["config"]
+    kept = 2 * 2 * int(config.get("vocab_size") or 0) * int(config.get("hidden_size") or 0)
+    kept = min(kept, source["bytes"])
+    return int((source["bytes"] - kept) * scheme.weight_bits / 16 + kept)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    render_nodes: tuple[str, ...] = ()
+    memory: int = 0
+    text: str = ""
+    problems: tuple[Problem, ...] = ()
+
+
+def _place(
+    request: QuantizeRequest, scheme: QuantizationScheme, facts: Mapping[str, Any], whole: bool
+) -> _Placed:
+    """Choose GPUs that nobody uses, else the CPU where it may be; say what is missing if neither suffices."""
+    source, free = facts["source"], [gpu for gpu in facts["gpus"] if not gpu["users"]]
+    need = int(source["bytes"] * OVERHEAD) + RESERVE if whole else COPIES * source["largest"] + RESERVE
+    on_gpu = _smallest(sorted(free, key=lambda gpu: -gpu["free"]), need) if request.device != "cpu" else ()
+    ram = COPIES * source["largest"] + RESERVE if on_gpu else need
+    have = facts["memory_available"]
+    if on_gpu and have >= ram:
+        nodes = tuple(gpu["render_node"] for gpu in on_gpu)
+        total = sized(sum(gpu["free"] for gpu in on_gpu))
+        names = ", ".join(str(gpu["index"]) for gpu in on_gpu)
+        return _Placed(nodes, 0, f"GPU {names}: {sized(need)} of {total} free")
+    if request.device == "gpu" or (
+        whole and scheme.backend == "quark" and request.device == "auto" and facts["gpus"]
+    ):
+        return _Placed(problems=(_no_gpu(facts["gpus"], free, need, whole, request),))
+    if have < ram:
+        what = f"{sized(ram)} of memory are needed, and {sized(have)} are available."
+        fix = _smaller(whole, "use a host with more memory, or stop what uses it.")
+        return _Placed(problems=(Problem((), what, fix),))
+    return _Placed((), int(ram * 1.5), f"the CPU: {sized(ram)} of {sized(have)} memory available")
+
+
+def _smallest(free: Sequence[Mapping[str, Any]], need: int) -> tuple[Mapping[str, Any], ...]:
+    """Return as few GPUs as suffice, none if all of them do not. Each keeps a tenth for what loading takes."""
+    for count in range(1, len(free) + 1):
+        if sum(gpu["free"] for gpu in free[:count]) * 0.9 >= need:
+            return tuple(free[:count])
+    return ()
+
+
+def _no_gpu(
+    gpus: Sequence[Mapping[str, Any]],
+    free: Sequence[Mapping[str, Any]],
+    need: int,
+    whole: bool,
+    request: QuantizeRequest,
+) -> Problem:
+    used = len(gpus) - len(free)
+    have = sized(sum(gpu["free"] for gpu in free))
+    what = (
+        f"{sized(need)} of GPU memory are needed for {'the whole model' if whole else 'its largest file'}, and "
+        f"{plural(len(free), 'free GPU')} of {len(gpus)} {'have' if len(free) != 1 else 'has'} {have}."
+    )
+    ways = []
+    if used:
+        stop = "playbooks/stop.yml --limit HOST,load_balancer"
+        ways.append(f"{plural(used, 'GPU')} serve: stop instances first ({stop})")
+    ways.append("use a host with more GPUs")
+    if request.device == "auto" and whole:
+        ways.append("set quantize_device=cpu, which takes very long for a large model")
+    text = "; ".join(ways)
+    return Problem(("quantize_device",), what, _smaller(whole, f"{text[0].lower()}{text[1:]}."))
+
+
+def _smaller(whole: bool, otherwise: str) -> str:
+    if whole:
+        return f"Take ptpc_fp8 or mxfp4, which go file by file; or {otherwise}"
+    return f"{otherwise[0].upper()}{otherwise[1:]}"

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Validate `vllm_deployments`, the deployments of an operator, strictly into frozen dataclasses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ....module_utils.common.errors import Path, Problem
+from ....module_utils.common.hashing import text_hash
+from ...base.checker import Checker
+from ...knowledge.catalog.recipes import OBJECTIVES
+from .deployment_parts import (
+    Build,
+    Runtime,
+    container_runtime,
+    environment,
+    gpu_list,
+    image_or_build,
+    secret_variables,
+)
+from .engine_options import Flag, engine_args
+from .engine_options import settings as engine_settings
+
+NAME = r"[a-z0-9][a-z0-9-]{0,40}"
+REPO = r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
+LOCAL = r"/[^\x00-\x1f:]*"
+
+KEYS = (
+    "name", "model", "revision", "model_config", "image", "vllm_version", "build", "hosts", "port", "listen",
+    "endpoint", "routing", "instances_per_host", "instances_per_gpu", "gpus", "nodes", "tensor_parallel_size",
+    "pipeline_parallel_size", "data_parallel_size", "data_parallel_balancing", "served_model_name", "weight",
+    "mixed_models", "objective", "workload", "recipes", "settings", "engine_args", "env", "secrets", "exclude",
+    "include", "weights_formats", "runtime",
+)  # fmt: skip
+ROUTING = ("least-requests", "prefix")
+BALANCING = ("internal", "hybrid", "external")
+WORKLOADS = ("synthetic", "short-input")
+FORMATS = ("safe", "any")
+MAX = "max"
+MAX_WEIGHT = 256  # HAProxy's
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A deployment as the operator wrote it: one entry of vllm_deployments.
+
+    Attributes:
+        index: its position in the list, for messages.
+        instances_per_host: 0 for as many as the host's GPUs allow ("max").
+        nodes: number of hosts of one instance.
+        objective: "" for none; then only settings that serve every purpose are tuned.
+        vllm_version: "" for the version that the image is known to contain.
+        model_config: a config.json, or a directory with one, on the control node.
+        listen: "" for the address that own_listen chooses.
+        endpoint: the load balancer serves the deployment.
+        other_names: further model names that clients may ask for.
+        weight: an instance's share of the requests in work, relative to other deployments' that serve the same name.
+        mixed_models: another deployment may serve one of its names with another model.
+        weights_formats: "any" if weights may be pickles, which can run code when they are loaded.
+        definition: a hash of what the operator wrote of it, without the values of secrets.
+        secrets: variables like env, whose values stand in no plan and no file but one of root's on the node.
+    """
+
+    index: int
+    name: str
+    model: str
+    revision: str = "main"
+    model_config: str = ""
+    image: str = ""
+    vllm_version: str = ""
+    build: Build | None = None
+    hosts: tuple[str, ...] | None = None
+    port: int = 8000
+    listen: str = ""
+    endpoint: bool = True
+    routing: str = ROUTING[0]
+    instances_per_host: int = 1
+    instances_per_gpu: int = 1
+    gpus: tuple[int, ...] | None = None
+    nodes: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    data_parallel_balancing: str = "internal"
+    served_model_name: str = ""
+    other_names: tuple[str, ...] = ()
+    weight: int = 1
+    mixed_models: bool = False
+    objective: str = ""
+    workload: tuple[str, ...] = ()
+    recipes: bool = True
+    settings: tuple[tuple[str, Flag], ...] = ()
+    engine_args: tuple[tuple[str, Flag], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    weights_formats: str = FORMATS[0]
+    runtime: Runtime = field(default_factory=Runtime)
+    definition: str = field(default="", repr=False, compare=False)
+
+    @property
+    def path(self) -> Path:
+        """Return the path of this deployment in the inventory's data."""
+        return ("vllm_deployments", self.index)
+
+    @property
+    def local_model(self) -> bool:
+        """Return whether the model is a directory on the node instead of a repository of the hub."""
+        return self.model.startswith("/")
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Return the number of logical GPUs that one instance uses on each of its hosts."""
+        return -(-self.world_size // self.nodes)
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of logical GPUs of one instance over all its hosts."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
+    def image_ref(self) -> str:
+        """Return the image's reference as configured, or the tag of the built image."""
+        return self.build.tag if self.build else self.image
+
+
+def parse_deployments(value: Any) -> tuple[tuple[Deployment, ...], tuple[Problem, ...]]:
+    """Validate a whole vllm_deployments; the result omits deployments with problems."""
+    check = Checker()
+    deployments = []
+    names: dict[str, int] = {}
+    for index, item in enumerate(check.listing(value, ("vllm_deployments",))):
+        before = len(check.problems)
+        found = _deployment(check, item, index)
+        if found.name in names:
+            check.wrong(
+                (*found.path, "name"),
+                f"{found.name!r} is already the name of vllm_deployments[{names[found.name]}].",
+                "Names must be unique.",
+            )
+        elif found.name:
+            names[found.name] = index
+        if len(check.problems) == before:
+            deployments.append(replace(found, definition=_definition(item)))
+    return tuple(deployments), tuple(check.problems)
+
+
+def _definition(item: Mapping[str, Any]) -> str:
+    """Return a hash of a deployment as it is written, which no release of the toolkit reads otherwise."""
+    written = {key: value if key != "secrets" else sorted(value or ()) for key, value in item.items()}
+    return text_hash(json.dumps(written, default=str, skipkeys=True))[:16]
+
+
+def _deployment(check: Checker, item: Any, index: int) -> Deployment:
+    path: Path = ("vllm_deployments", index)
+    values = check.mapping(item, path, KEYS)
+    if not isinstance(item, Mapping):
+        return Deployment(index, "", "")
+    for key in ("name", "model"):
+        if key not in values:
+            check.wrong(path, f"the key {key} is missing.", f"Add {key}: to it.")
+    # A key without a value ("gpus:") means the default, as in the rest of Ansible's YAML.
+    values = {key: value for key, value in values.items() if value is not None}
+    name = ""
+    if "name" in values:
+        meaning = "lower-case letters, digits and hyphens, at most 41, not beginning with a hyphen"
+        name = check.text(values["name"], (*path, "name"), "", NAME, meaning)
+    model = ""
+    if "model" in values:
+        meaning = "organisation/name, as on the hub, or an absolute path on the node, without :"
+        model = check.text(values["model"], (*path, "model"), "", f"{REPO}/?|{LOCAL}", meaning)
+        model = model if model.startswith("/") else model.removesuffix("/")  # as a directory is often written
+    image, build = image_or_build(check, values, path, name)
+    local = model.startswith("/")
+    for key in ("revision", "exclude", "include"):
+        if local and key in values:
+            check.wrong(
+                (*path, key), "has no meaning for a model that is a path on the node.", f"Remove {key}."
+            )
+
+    def whole(key: str, high: int) -> int:
+        return check.integer(values.get(key, 1), (*path, key), 1, 1, high)
+
+    names = _served_names(check, values, path) or (model.rstrip("/").rpartition("/")[2] if local else model,)
+
+    found = Deployment(
+        index=index,
+        name=name,
+        model=model,
+        revision=check.text(values.get("revision", "main"), (*path, "revision"), "main", r"[^\s:]+", "a ref"),
+        model_config=(
+            check.text(values["model_config"], (*path, "model_config")) if "model_config" in values else ""
+        ),
+        image=image,
+        vllm_version=_version(check, values, path),
+        build=build,
+        hosts=check.texts(values["hosts"], (*path, "hosts")) if "hosts" in values else None,
+        port=check.integer(values.get("port", 8000), (*path, "port"), 8000, 1, 65535),
+        listen=check.text(values["listen"], (*path, "listen"), "", r"[0-9a-zA-Z.:_-]+", "an address")
+        if "listen" in values
+        else "",
+        endpoint=check.boolean(values.get("endpoint", True), (*path, "endpoint"), True),
+        routing=check.choice(values.get("routing", ROUTING[0]), (*path, "routing"), ROUTING[0], ROUTING),
+        instances_per_host=_instances(check, values.get("instances_per_host", 1), path),
+        instances_per_gpu=whole("instances_per_gpu", 8),
+        gpus=gpu_list(check, values["gpus"], (*path, "gpus")) if "gpus" in values else None,
+        nodes=whole("nodes", 1024),
+        tensor_parallel_size=whole("tensor_parallel_size", 512),
+        pipeline_parallel_size=whole("pipeline_parallel_size", 1024),
+        data_parallel_size=whole("data_parallel_size", 1024),
+        data_parallel_balancing=check.choice(
+            values.get("data_parallel_balancing", "internal"),
+            (*path, "data_parallel_balancing"),
+            "internal",
+            BALANCING,
+        ),
+        served_model_name=names[0],
+        other_names=names[1:],
+        weight=whole("weight", MAX_WEIGHT),
+        mixed_models=check.boolean(values.get("mixed_models", False), (*path, "mixed_models"), False),
+        objective=(
+            check.choice(values["objective"], (*path, "objective"), "", OBJECTIVES)
+            if "objective" in values
+            else ""
+        ),
+        workload=tuple(
+            check.choice(item, (*path, "workload", number), "", WORKLOADS)
+            for number, item in enumerate(check.texts(values.get("workload", []), (*path, "workload")))
+        ),
+        recipes=check.boolean(values.get("recipes", True), (*path, "recipes"), True),
+        settings=engine_settings(check, values.get("settings", {}), (*path, "settings")),
+        engine_args=engine_args(check, values.get("engine_args", {}), (*path, "engine_args")),
+        env=environment(check, values.get("env", {}), (*path, "env")),
+        secrets=secret_variables(check, values.get("secrets", {}), (*path, "secrets")),
+        exclude=check.texts(values.get("exclude", []), (*path, "exclude")),
+        include=check.texts(values.get("include", []), (*path, "include")),
+        weights_formats=check.choice(
+            values.get("weights_formats", FORMATS[0]), (*path, "weights_formats"), FORMATS[0], FORMATS
+        ),
+        runtime=container_runtime(check, values.get("runtime", {}), (*path, "runtime")),
+    )
+    _shape(check, found)
+    return found
+
+
+def _shape(check: Checker, found: Deployment) -> None:
+    """Check that the sizes of a deployment fit each other; the layout compares them with the hosts."""
+    if found.world_size % found.nodes:
+        check.wrong(
+            (*found.path, "nodes"),
+            f"{found.world_size} GPUs of an instance cannot be divided over {found.nodes} nodes.",
+            "tensor x pipeline x data parallel size must be a multiple of nodes.",
+        )
+    for name in sorted({name for name, _value in found.env} & {name for name, _value in found.secrets}):
+        check.wrong((*found.path, "secrets", name), "is also in env.", "Remove it there.")
+    if found.instances_per_gpu > 1 and found.world_size > 1:
+        check.wrong(
+            (*found.path, "instances_per_gpu"),
+            f"{found.instances_per_gpu} instances cannot share GPUs when each of them has {found.world_size}.",
+            "Use it with one GPU per instance only.",
+        )
+
+
+def _served_names(check: Checker, values: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """Return the model names that clients may ask for; () where the model's own is the only one."""
+    where: Path = (*path, "served_model_name")
+    if "served_model_name" not in values:
+        return ()
+    given = values["served_model_name"]
+    if not isinstance(given, (list, tuple)):
+        return (check.text(given, where),)
+    names = check.texts(given, where)
+    if not names:
+        check.wrong(where, "lists no name.", "Name one, or leave it out for the model's own.")
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            check.wrong((*where, at), f"{name!r} stands here twice.", "Remove one.")
+    return names
+
+
+def _version(check: Checker, values: dict[str, Any], path: Path) -> str:
+    if "vllm_version" not in values:
+        return ""
+    where: Path = (*path, "vllm_version")
+    version = check.text(values["vllm_version"], where, "", r"\d+\.\d+.*", 'a version in quotes: "0.11.1"')
+    return version
+
+
+def _instances(check: Checker, value: Any, path: Path) -> int:
+    """Return the number of instances per host, 0 for "max"."""
+    if value == MAX:
+        return 0
+    if isinstance(value, str):
+        fix = f"It must be a whole number, or {MAX} for as many as fit."
+        check.wrong((*path, "instances_per_host"), f"{value!r} is not valid.", fix)
+        return 1
+    return check.integer(value, (*path, "instances_per_host"), 1, 1, 512)

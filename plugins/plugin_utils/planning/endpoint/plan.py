@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan the changes of load balancers: desired minus observed, with reasons. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable
+
+from ....module_utils.common.errors import Problem, natural
+from ....module_utils.common.hashing import canonical, spec_hash, text_hash
+from ....module_utils.credentials.instance_key import NO_KEY, InstanceKey
+from ....module_utils.service.endpoint import OPERATOR
+from ...base.text import listed, plural
+from ..desired.actions import DEBIAN, Action
+from ..desired.endpoint_settings import NOT_IN_RUN, BalancerHost, BalancerSettings, ObservedBalancer
+from ..desired.fleet import ANY, LOCAL, Host
+from .backends import (
+    Backend,
+    deployments_of,
+    group_servers,
+    names_of,
+    routing_warnings,
+    unprintable_model_names,
+)
+from .balancer_plan import (
+    BALANCER,
+    BalancerPlan,
+    BalancerSecrets,
+    ServerNames,
+    answered_servers,
+    continued,
+    places_of,
+    server_names,
+    url_of,
+)
+from .config import config_data, port_conflicts, router_ports
+from .gone import departures, gone_servers
+from .servers import (
+    BackendServer,
+    HostBackends,
+    Instance,
+    changing_servers,
+    present_servers,
+    routable_instances,
+    running_servers,
+    seen_servers,
+    wanted_servers,
+)
+from .virtual_address import address_files, address_problems, address_warnings, interface_of
+
+ROLE = "load_balancer"
+CONFIG_FILE = "haproxy.cfg"
+DATA_FILE = "balancer.json"
+AGENT_FILE = "agent.py"
+ROUTER_FILE = "router.py"
+KEYS_FILE = "keys.map"
+CERTIFICATE_FILE = "endpoint.pem"
+INSTANCE_MAP = "instance.map"
+
+
+Renderer = Callable[[Mapping[str, Any]], str]
+"""Renders a file from its data."""
+
+
+@dataclass(frozen=True)
+class EndpointAssets:
+    """What every load balancer is built from.
+
+    It consists of templates, the programs of agent, routers and check, each host's secrets, and one key.
+    """
+
+    draw: Renderer
+    agent: str
+    material: Mapping[str, BalancerSecrets] = field(default_factory=dict)
+    instance_key: InstanceKey = NO_KEY
+    router: str = ""
+    draw_address: Renderer | None = None
+    check: str = ""
+
+
+@dataclass(frozen=True)
+class EndpointInputs:
+    """The inventory's load balancers; fleet: all its GPU hosts, including those outside this run."""
+
+    hosts: tuple[BalancerHost, ...]
+    fleet: frozenset[str]
+    assets: EndpointAssets
+
+    def with_present_names(self, gpu_hosts: Iterable[Host]) -> EndpointInputs:
+        """Return the same, with what was observed of hosts that have another name now, as their addresses show."""
+        names: dict[str, set[str]] = {}
+        for host in gpu_hosts:
+            for address in (host.address, *(item.listen for item in host.deployments)):
+                names.setdefault(address, set()).add(host.name)
+        owners = {
+            address: min(found)
+            for address, found in names.items()
+            if len(found) == 1 and address not in (*ANY, *LOCAL)
+        }
+        hosts = []
+        for item in self.hosts:
+            here = dict.fromkeys(LOCAL, item.name) if item.name in self.fleet else {}
+            observed = item.observed and item.observed.on_hosts(self.fleet, owners | here)
+            hosts.append(replace(item, observed=observed))
+        return replace(self, hosts=tuple(hosts))
+
+
+def excluded_balancers(endpoint: EndpointInputs | None) -> tuple[tuple[str, str], ...]:
+    """Return the load balancers whose state cannot be read, with the reasons."""
+    return tuple((host.name, host.absent) for host in endpoint.hosts if host.excluded) if endpoint else ()
+
+
+def plan_balancers(
+    endpoint: EndpointInputs, gpu_hosts: Sequence[HostBackends], routing: Mapping[str, bool] | None = None
+) -> tuple[tuple[BalancerPlan, ...], tuple[Problem, ...], tuple[str, ...]]:
+    """Return the plans of the load balancers in this run, the problems, and the warnings.
+
+    A load balancer keeps its servers on GPU hosts that this run does not plan. routing: for each deployment of this
+    run, whether it is routed by prefix.
+    """
+    hosts = endpoint.hosts
+    if not hosts:
+        return (), (), ()
+    unprintable = tuple(unprintable_model_names(gpu_hosts))
+    if unprintable:  # no configuration can be drawn with them
+        return (), unprintable, ()
+    problems = address_problems(hosts)
+    warnings = [
+        f"load balancer {host.name} keeps its configuration, and instances are stopped without being drained from it: "
+        f"{host.absent}{_at_return(host)}"
+        for host in hosts
+        if host.absent
+    ]
+    open_to_all = sorted(
+        {
+            item.deployment
+            for gpu_host in gpu_hosts
+            for item in routable_instances(gpu_host)
+            if item.listen in ANY
+        }
+    )
+    if open_to_all:
+        warnings.append(
+            f"instances of {', '.join(open_to_all)} listen on all addresses and can be reached without the load "
+            "balancer "
+            "and its API keys: set listen, or let a firewall admit only the balancer (docs/runbooks/endpoint.md)"
+        )
+    in_clear = _reached_in_clear(hosts, gpu_hosts)
+    if in_clear:
+        warnings.append(
+            f"prompts, answers and the instances' key go unencrypted from load balancers to {listed(in_clear)}: "
+            "nobody else may read that network (docs/security.md)"
+        )
+    plans = []
+    for host in hosts:
+        if not host.absent:
+            plan, found, unreached = _plan(host, gpu_hosts, endpoint, routing)
+            plans.append(plan)
+            problems += found
+            if unreached:
+                warnings.append(
+                    f"load balancer {host.name} cannot reach the running instances of {listed(unreached)} before "
+                    "upgrade.yml or site.yml changes them: until then it serves without them"
+                )
+    warnings += departures([(plan.host, names_of(plan.backends).values()) for plan in plans], endpoint.fleet)
+    return tuple(plans), tuple(problems), tuple(warnings)
+
+
+def _reached_in_clear(hosts: Sequence[BalancerHost], gpu_hosts: Sequence[HostBackends]) -> list[str]:
+    """Return the GPU hosts that a load balancer on another host reaches over the network."""
+    return [
+        gpu_host.host
+        for gpu_host in gpu_hosts
+        if any(host.name != gpu_host.host for host in hosts)
+        and any(item.listen not in LOCAL for item in routable_instances(gpu_host))
+    ]
+
+
+def _at_return(host: BalancerHost) -> str:
+    """Return what to do for a load balancer that cannot be reached."""
+    if host.absent == NOT_IN_RUN:
+        return ""
+    return f". When it is back, run site.yml: it writes {host.name}'s configuration"
+
+
+def _plan(
+    host: BalancerHost,
+    gpu_hosts: Sequence[HostBackends],
+    endpoint: EndpointInputs,
+    routing: Mapping[str, bool] | None,
+) -> tuple[BalancerPlan, list[Problem], tuple[str, ...]]:
+    """Return the plan of a load balancer, its problems, and deployments with instances that it cannot reach yet."""
+    assets, observed = endpoint.assets, host.observed
+    config = observed.config if observed else {}
+    servers, problems, unreached = wanted_servers(host, gpu_hosts, endpoint.fleet)
+    present = present_servers(host, gpu_hosts)
+    prefix = _routed(config, servers, routing or {})
+    backends = group_servers(servers, prefix=prefix)
+    changing = changing_servers(servers, present, running_servers(host, gpu_hosts))
+    during = group_servers(changing, _known_backends(config), prefix)
+    problems += port_conflicts(host, gpu_hosts, any(backend.prefix for backend in backends))
+    material = assets.material.get(host.name, BalancerSecrets())
+    draw = assets.draw_address
+    shared = address_files(host, endpoint.hosts, draw, assets.check) if draw else {}
+    files = {**_files(host.settings, backends, assets, config), **shared}
+    before = {**_files(host.settings, during, assets, config), **shared}
+    names = server_names(observed, during, backends)
+    answered = answered_servers(during, gpu_hosts)
+    drained_for = _drains(observed, gpu_hosts, names, answered)
+    drain = tuple(dict.fromkeys(name for some in drained_for.values() for name in some))
+    abandoned = _abandoned(observed, during)
+    stay = {item.during for some in names.values() for item in some if item.after}
+    left = tuple(name for name in abandoned if name in stay)
+    gone = gone_servers(names_of(during), servers, gpu_hosts, endpoint.fleet, observed)
+    problems += interface_of(host)[1]
+    packages = tuple(name for name, _unused in _missing(host))
+    if observed and host.os_id not in DEBIAN and packages:
+        system = host.os_id or "its system"
+        what = f"has no {' and '.join(packages)}, and the toolkit cannot install packages on {system}."
+        fix = "Install them (HAProxy 2.4, keepalived 2.0 or newer), and run again."
+        problems.append(Problem((), what, fix, (host.name,)))
+    back = {item.during: item.after for some in names.values() for item in some}
+    planned = BalancerPlan(
+        host=host,
+        backends=backends,
+        during=during,
+        files=files,
+        files_before=before if observed else files,
+        material=material,
+        instance_key=assets.instance_key,
+        actions=_actions(
+            host,
+            backends,
+            wanted_files(files, host.settings, material, assets.instance_key),
+            [item.during for some in names.values() for item in some if item.before and item.during in drain],
+            left,
+            {name: names_of(during)[name] for name in gone if observed and name not in observed.drained},
+            endpoint.fleet,
+        ),
+        packages=packages,
+        servers=names,
+        drain=drained_for,
+        undrain=tuple(dict.fromkeys(back[name] for name in (*drain, *left) if back[name])),
+        warnings=(
+            *_warnings(host),
+            *routing_warnings(backends, prefix),
+            *material.warnings,
+            *address_warnings(host, endpoint.hosts),
+        ),
+        left=left,
+        abandoned=frozenset(abandoned),
+        answered=answered,
+        gone=gone,
+    )
+    return planned, problems, unreached
+
+
+def _routed(
+    config: Mapping[str, Any], servers: Iterable[BackendServer], routing: Mapping[str, bool]
+) -> frozenset[str]:
+    """Return the deployments that are routed by prefix; of those outside this run, those that have a router now."""
+    routers = config.get("routers") or {}
+    now = {
+        server.deployment
+        for name, server in seen_servers(config).items()
+        if name.partition("/")[0] in routers
+    }
+    return frozenset(name for name in {*now, *deployments_of(servers)} if routing.get(name, name in now))
+
+
+def _known_backends(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the backend of each server in a configuration."""
+    return {server.name: name.partition("/")[0] for name, server in seen_servers(config).items()}
+
+
+def _abandoned(observed: ObservedBalancer | None, during: Iterable[Backend]) -> tuple[str, ...]:
+    """Return the servers that a run which is over left drained, as they are called during the change."""
+    if observed is None:
+        return ()
+    seen = seen_servers(observed.config)
+    drained = places_of(
+        {
+            name: seen[name]
+            for name, item in observed.drained.items()
+            if name in seen and item.get("by") != OPERATOR and item.get("run") not in observed.going
+        }
+    )
+    return tuple(sorted(name for name, server in names_of(during).items() if continued(server, drained)))
+
+
+def wanted_files(
+    files: Mapping[str, str], settings: BalancerSettings, material: BalancerSecrets, key: InstanceKey = NO_KEY
+) -> dict[str, str] | None:
+    """Return all files of the load balancer's directory, or None if keys or certificate do not exist yet."""
+    found = dict(files)
+    for name, wanted, text in (
+        (KEYS_FILE, settings.auth, material.keys_map),
+        (CERTIFICATE_FILE, settings.tls, material.certificate),
+        (INSTANCE_MAP, key.sent, key.map),
+    ):
+        if wanted and text is None:
+            return None
+        if wanted and text is not None:
+            found[name] = text
+    return found
+
+
+def _files(
+    settings: BalancerSettings, backends: Sequence[Backend], assets: EndpointAssets, seen: Mapping[str, Any]
+) -> dict[str, str]:
+    routers = router_ports(backends, seen)
+    data = config_data(settings, backends, assets.instance_key.sent, routers)
+    found = {CONFIG_FILE: assets.draw(data), DATA_FILE: canonical(data) + "\n", AGENT_FILE: assets.agent}
+    return {**found, ROUTER_FILE: assets.router} if routers else found
+
+
+def _drains(
+    observed: ObservedBalancer | None,
+    gpu_hosts: Sequence[HostBackends],
+    names: Mapping[Instance, Sequence[ServerNames]],
+    answered: Mapping[Instance, Sequence[str]],
+) -> dict[Instance, tuple[str, ...]]:
+    """Return the servers to drain before an instance stops, by that one: its own, and others to which it answers.
+
+    Also those of instances that run and that the load balancer gets to know in this run only: it may send them requests
+    from the moment when it is configured.
+    """
+    if observed is None:
+        return {}
+    found = {}
+    for gpu_host in gpu_hosts:
+        for instance in ((gpu_host.host, name) for name in gpu_host.stopping):
+            own = (item.during for item in names.get(instance, ()))
+            servers = tuple(dict.fromkeys((*own, *answered.get(instance, ()))))
+            if servers:
+                found[instance] = servers
+    return found
+
+
+def _actions(
+    host: BalancerHost,
+    backends: Sequence[Backend],
+    wanted: Mapping[str, str] | None,
+    drain: Collection[str],
+    left: Sequence[str],
+    gone: Mapping[str, BackendServer],
+    fleet: Collection[str],
+) -> tuple[Action, ...]:
+    observed = host.observed
+    before, source = "absent" if observed else "unknown", "the distribution's package"
+    actions = [
+        Action(name, ROLE, name, before, "installed", reason, source) for name, reason in _missing(host)
+    ]
+    reason = "this run stops it; it is drained first, so running requests can finish"
+    drain, gone = (drain, gone) if observed and observed.running else ((), {})
+    actions += [
+        Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments") for name in drain
+    ]
+    reason = "the host left the inventory; running requests finish before the load balancer forgets it"
+    leaving = [server for server in gone.values() if server.host not in fleet]
+    for left_host in dict.fromkeys(server.host for server in leaving):
+        target = (
+            f"{plural(_count(one for one in leaving if one.host == left_host), 'instance')} of {left_host}"
+        )
+        actions.append(Action("drain", ROLE, target, "in service", "drained", reason, "the group instinct"))
+    reason = "its instance is reached by another server; running requests finish before the load balancer forgets it"
+    actions += [
+        Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments")
+        for name, server in gone.items()
+        if server.host in fleet
+    ]
+    change = _difference(host, backends, wanted)
+    if change:
+        before = (
+            plural(_count(seen_servers(observed.config).values()), "instance")
+            if observed and observed.running
+            else "absent"
+            if observed
+            else "unknown"
+        )
+        after = plural(_count(names_of(backends).values()), "instance")
+        actions.append(Action(BALANCER, ROLE, url_of(host), before, after, change, "vllm_deployments"))
+    reason = "an interrupted run left it drained"
+    actions += [
+        Action("undrain", ROLE, name, "drained", "in service", reason, "the balancer's record")
+        for name in left
+        if name not in drain
+    ]
+    return tuple(actions)
+
+
+def _count(servers: Iterable[BackendServer]) -> int:
+    return len({server.of for server in servers})
+
+
+def _missing(host: BalancerHost) -> list[tuple[str, str]]:
+    """Return the packages that the host is known to lack, each with its purpose."""
+    observed, found = host.observed or ObservedBalancer(), []
+    if not observed.installed:
+        found.append(("haproxy", "it spreads requests over the instances"))
+    if host.settings.virtual and not observed.keepalived:
+        found.append(("keepalived", f"it moves {host.settings.virtual.address} between the load balancers"))
+    return found
+
+
+def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping[str, str] | None) -> str:
+    """Return why the load balancer must be changed; "" if it is up to date."""
+    observed = host.observed
+    if observed is None or not observed.files:
+        return "the host is in the group load_balancer and has no load balancer yet"
+    if wanted is None:
+        return "an API key or the certificate has not been generated yet"
+    change = _changed_servers(seen_servers(observed.config).values(), names_of(backends).values())
+    if change:
+        return change
+    other = sorted(
+        name
+        for name in {*wanted, *observed.files}
+        if observed.files.get(name) != (text_hash(wanted[name]) if name in wanted else None)
+    )
+    if other:
+        return f"other content of {', '.join(other)}"
+    if not observed.applied:
+        return "its files are current, but the run that wrote them has not ended"
+    if observed.applied != spec_hash(wanted):
+        return "its files are current, but the running HAProxy has not loaded them"
+    return "" if observed.running else "it does not run"
+
+
+def _changed_servers(before: Iterable[BackendServer], after: Iterable[BackendServer]) -> str:
+    """Return which servers come, go, and move to another address, backend or name."""
+    old, new = {item.place: item for item in before}, {item.place: item for item in after}
+    come = [new[place] for place in new if place not in old]
+    gone = [old[place] for place in old if place not in new]
+    asked = [new[place] for place in new if place in old and set(new[place].models) != set(old[place].models)]
+    renamed = [new[place] for place in new if place in old and new[place].host != old[place].host]
+    parts = (
+        ("new", come),
+        ("gone", gone),
+        ("asked for other models", asked),
+        ("renamed with its host", renamed),
+    )
+    return "; ".join(
+        f"{word}: {_shorten(sorted((f'{item.deployment}/{item.name}' for item in some), key=natural))}"
+        for word, some in parts
+        if some
+    )
+
+
+def _shorten(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])}, … ({len(names)})"
+
+
+def _warnings(host: BalancerHost) -> Iterable[str]:
+    settings = host.settings
+    if not settings.auth:
+        yield "load_balancer_auth is false: anyone who reaches the load balancer can use the models"
+    if not settings.tls:
+        yield "load_balancer_tls is false: prompts, answers and API keys can be read on the network"
+    if settings.metrics_listen not in LOCAL:
+        yield "the load balancer's metrics can be read by anyone who reaches its host"
+    for name, item in sorted((host.observed.drained if host.observed else {}).items()):
+        if item.get("by") == OPERATOR:
+            since = item.get("since") or "an unknown time"
+            yield f"{name} has been drained since {since}; run playbooks/undrain.yml to return it to service"

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits that an operator sets to a rollout: how many groups change at a time, and how many engines stay. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ....module_utils.common.errors import Problem
+from ....module_utils.service.minimum import Count, parse_count
+from ..inventory.public_variables import public_variables
+
+DEFAULT_SERIAL: tuple[Count, ...] = (1, "20%")
+
+
+@dataclass(frozen=True)
+class RolloutPolicy:
+    """The limits of a rollout.
+
+    serial, min_available: None for the defaults. canary: compare the first group with the state before.
+    """
+
+    serial: tuple[Count, ...] | None = None
+    min_available: Count | None = None
+    soak: int = 0
+    canary: bool = True
+
+
+def parse_policy(values: Mapping[str, Any]) -> tuple[RolloutPolicy, tuple[Problem, ...]]:
+    """Parse upgrade_serial, upgrade_min_in and upgrade_soak, from -e or the inventory, and return problems.
+
+    None counts as not set.
+    """
+    serial, found = parse_serial(values.get("upgrade_serial"), "upgrade_serial")
+    problems = [*found]
+    keep = None
+    if values.get("upgrade_min_in") is not None:
+        keep = parse_count(values["upgrade_min_in"])
+        if keep is None:
+            what = f"{values['upgrade_min_in']!r} is not a number of engines or a percentage of them."
+            problems.append(Problem(("upgrade_min_in",), what, 'Use for example 1 or "75%".'))
+    given = values.get("upgrade_soak")
+    soak = parse_count(public_variables()["upgrade_soak"].default if given is None else given)
+    if not isinstance(soak, int):
+        problems.append(
+            Problem(
+                ("upgrade_soak",), f"{given!r} is not a whole number of seconds.", "Use for example 30, or 0."
+            )
+        )
+        soak = 0
+    return RolloutPolicy(serial, keep, soak), tuple(problems)
+
+
+def parse_serial(given: Any, name: str) -> tuple[tuple[Count, ...] | None, tuple[Problem, ...]]:
+    """Parse how many go at a time, as Ansible's serial, and return problems; None counts as not set."""
+    if given is None:
+        return None, ()
+    parts = given if isinstance(given, (list, tuple)) else str(given).strip("[] ").split(",")
+    counts = [parse_count(part.strip("\"' ") if isinstance(part, str) else part) for part in parts]
+    if not counts or any(not count or count == "0%" for count in counts):
+        what = f"{given!r} is not a number, a percentage, or a list of these."
+        return None, (Problem((name,), what, 'Use for example 2, "25%" or [1, "25%"].'),)
+    return tuple(count for count in counts if count), ()
