@@ -137,7 +137,9 @@ def build_fleet(
     if problems:
         raise FleetError(problems)
     spans = {name: _span(found, inputs, members) for name, found in spanning.items()}
-    hosts = with_present_hosts(hosts, frozenset().union(*members.values(), inputs))
+    states = {host.name: host.state for host in hosts if host.state}
+    renamed = with_present_hosts(states, frozenset().union(*members.values(), inputs))
+    hosts = [replace(host, state=renamed.get(host.name)) for host in hosts] if renamed else hosts
     return Fleet(tuple(hosts), tuple(unreachable), catalog, spans, tuple(excluded))
 
 

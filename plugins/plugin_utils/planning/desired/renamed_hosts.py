@@ -7,36 +7,34 @@ not have was one of those whose names no host has any more.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ....module_utils.common.errors import natural
 from ....module_utils.service.generations import Generation, GenerationMember
-
-if TYPE_CHECKING:
-    from .fleet import Host
+from ..observed.node_state import NodeState
 
 _Engine = tuple[str, int, str, tuple[str, ...]]
 """Deployment, generation, instance and recorded hosts: what the records of an engine's hosts have in common."""
 
 
-def with_present_hosts(hosts: Sequence[Host], names: Collection[str]) -> list[Host]:
-    """Return the hosts, with the present names of those that engines of their generations span.
+def with_present_hosts(states: Mapping[str, NodeState], names: Collection[str]) -> dict[str, NodeState]:
+    """Return the states of hosts with the present names of hosts that engines of their generations span.
 
-    names: all hosts of the inventory, including those outside this run, which have no other name.
+    Return {} if that changes none. names: all hosts of the inventory, including those outside this run, which have no
+    other name.
     """
     keepers: dict[_Engine, dict[str, GenerationMember]] = {}
-    for host in hosts:
-        for made, member in _spanning(host, names):
-            keepers.setdefault(_engine(made, member), {})[host.name] = member
+    for host, state in states.items():
+        for made, member in _spanning(state, names):
+            keepers.setdefault(_engine(made, member), {})[host] = member
     present = {engine: _present(engine[3], found, names) for engine, found in keepers.items()}
-    return [_renamed(host, present) for host in hosts] if present else list(hosts)
+    return {host: _renamed(state, present) for host, state in states.items()} if present else {}
 
 
-def _spanning(host: Host, names: Collection[str]) -> Iterator[tuple[Generation, GenerationMember]]:
+def _spanning(state: NodeState, names: Collection[str]) -> Iterator[tuple[Generation, GenerationMember]]:
     """Yield the generations' members whose engine had a host that has another name now, or none."""
-    for history in host.state.generations if host.state else ():
+    for history in state.generations:
         for made in history.kept:
             for member in made.members:
                 if len(member.hosts) > 1 and not all(name in names for name in member.hosts):
@@ -68,17 +66,14 @@ def _present(
     return tuple(found)
 
 
-def _renamed(host: Host, present: Mapping[_Engine, tuple[str, ...]]) -> Host:
-    if host.state is None:
-        return host
-
+def _renamed(state: NodeState, present: Mapping[_Engine, tuple[str, ...]]) -> NodeState:
     def generation(made: Generation) -> Generation:
         return replace(made, members=tuple(_members(made, present)))
 
     histories = tuple(
-        replace(history, kept=tuple(map(generation, history.kept))) for history in host.state.generations
+        replace(history, kept=tuple(map(generation, history.kept))) for history in state.generations
     )
-    return replace(host, state=replace(host.state, generations=histories))
+    return replace(state, generations=histories)
 
 
 def _members(made: Generation, present: Mapping[_Engine, tuple[str, ...]]) -> Iterator[GenerationMember]:
