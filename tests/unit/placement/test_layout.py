@@ -10,10 +10,8 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.topology import LogicalGpu
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.gpu_groups import group_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.gpu_shares import ranges
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.layout import (
-    Slot,
-    lay_out_fleet,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.layout import lay_out_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.slots import Slot
 
 from tests.worlds.layout_world import layouts, refused
 from tests.worlds.plan_world import deployment, fleet, gpus, state

@@ -23,8 +23,8 @@ from ..desired.fleet import LOOPBACK
 from ..desired.reasons import HUB_ENV, ISOLATION, VLLM_CLI, VLLM_ENV, VLLM_ROCM, Reason, deployment_key
 from ..feasibility.feasibility import Feasibility
 from ..pins.lockfile import ImagePin, ModelPin
-from ..placement.layout import Slot
 from ..placement.network import VERBS as RDMA
+from ..placement.slots import Slot
 from ..tuning.companion_models import repositories
 from ..tuning.parallel import Argument, group_args, parallel_args, ray_env
 from ..tuning.tune import TunedSettings

@@ -25,7 +25,8 @@ from ..feasibility.model_refusals import model_refusals
 from ..feasibility.start_refusals import start_refusals
 from ..pins.lockfile import Lock, ModelPin
 from ..pins.registry_override import pulled_name
-from ..placement.layout import Layout, Slot
+from ..placement.layout import Layout
+from ..placement.slots import Slot
 from ..tuning import parallel
 from ..tuning.companion_args import with_pins
 from ..tuning.companion_models import (

@@ -6,14 +6,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ....module_utils.common.errors import Problem
 from ..desired.deployment import Deployment
 from ..observed.topology import LogicalGpu
-
-if TYPE_CHECKING:
-    from .layout import Slot
+from .slots import Slot
 
 SHARED_PART = 0.9
 """Share of a GPU's memory for all instances on it together; AMD gives each of two 0.45."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ....module_utils.common.errors import Problem
 from ...knowledge.catalog.gpus import GpuCatalog
@@ -15,51 +15,13 @@ from ..observed.node_state import NumaNode
 from .gpu_groups import Gpus, group_gpus, xgmi_domain
 from .gpu_shares import divided, overcommitted
 from .host_gpus import HostGpus, host_gpus
-from .network import Network
 from .network_checks import Networks, check_networks
-from .ranks import HostGroup, Rank, group_port, host_groups, rank_of, rendezvous_port, servers_per_host
+from .ranks import HostGroup, group_port, host_groups, rank_of, rendezvous_port, servers_per_host
 from .size_limits import size_problems, too_many_gpus
+from .slots import Slot
 
 SYSTEM_PORTS = 1024
 """Ports below this are for the system's own services; RFC 6335, section 6."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The resources of one instance.
-
-    Attributes:
-        cpus: those of its GPUs' NUMA node, as a list in the kernel's form; "" for any.
-        share: the fraction of each GPU's memory for this instance.
-        rank: its position in an engine of several servers.
-        network: what an engine over several hosts uses on this one.
-    """
-
-    deployment: Deployment = field(hash=False)  # it may hold maps
-    index: int
-    gpus: Gpus
-    cpus: str = ""
-    share: float = 1.0
-    rank: Rank | None = None
-    network: Network | None = None
-
-    @property
-    def name(self) -> str:
-        """Return the instance's name."""
-        return f"{self.deployment.name}-{self.index}"
-
-    @property
-    def port(self) -> int:
-        """Return the instance's port; a headless instance does not listen there."""
-        return self.deployment.port + self.index
-
-    @property
-    def ports(self) -> tuple[int, ...]:
-        """Return the ports where it listens that are known before it starts."""
-        if self.rank is None:
-            return (self.port,)
-        http = () if self.rank.headless else (self.port,)
-        return (*http, self.rank.master_port, self.rank.group_port) if self.rank.number == 0 else http
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from ....module_utils.common.hashing import canonical, text_hash
 from ...knowledge.vllm.flags import FlagTable, absent
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason, deployment_key
-from ..placement.layout import Slot
 from ..placement.ranks import Rank, external
+from ..placement.slots import Slot
 from .tune import TunedSettings
 
 LAUNCH = "vllm-source"
