@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from ..driver import faults, kernel
-from ..driver.holders import vram_used
 from ..machine.models import MIB
 from ..machine.state import Gpu, Holder, Node
+from ..machine.topology import DrmDevice
 from .entries import Dir, Entry, File, Link, SysfsError, folder, live, text
 from .sysfs_cpu import node_cpus
-
-if TYPE_CHECKING:
-    from .sysfs import View
 
 LINK_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0)  # GT/s, by the code in configuration space, from 1 on
 # Versions in fw_version/ of an MI300X.
@@ -25,9 +21,9 @@ FIRMWARE = {
 }  # fmt: skip
 
 
-def gpu_files(view: View, k: int) -> dict[str, Entry]:
-    """Return the entries of devices/pci0000:00/<address> of GPU `k`."""
-    node, gpu, spec = view.node, view.node.gpus[k], view.node.spec
+def gpu_files(node: Node, k: int, drm: Sequence[DrmDevice], vram_used: Callable[[], int]) -> dict[str, Entry]:
+    """Return the entries of devices/pci0000:00/<address> of GPU `k`. `vram_used` is called when a file is read."""
+    gpu, spec = node.gpus[k], node.spec
     did = f"{spec.device_id:08X}"
     found: dict[str, Entry] = {
         "class": text("0x120000"),
@@ -51,10 +47,10 @@ def gpu_files(view: View, k: int) -> dict[str, Entry]:
     }
     if not node.driver.loaded:
         return found
-    device = next(d for d in view.drm if d.gpu == k and d.xcp == 0)
+    device = next(d for d in drm if d.gpu == k and d.xcp == 0)
     found |= {
         "driver": Link("../../../bus/pci/drivers/amdgpu"),
-        "drm": Dir(lambda: view.drm_nodes(device)),
+        "drm": Dir(lambda: drm_nodes(device)),
         "unique_id": text(f"{gpu.unique_id:016x}"),
         "product_name": text(f"{spec.market_name} OAM"),
         "product_number": text("102-G30211-0C"),
@@ -63,9 +59,9 @@ def gpu_files(view: View, k: int) -> dict[str, Entry]:
         "mem_busy_percent": text(gpu.sensors.memory_busy),
         "pcie_replay_count": text(0),
         "mem_info_vram_total": text(spec.vram),
-        "mem_info_vram_used": live(lambda: f"{vram_used(node, view.holders(), view.parts, k)}\n"),
+        "mem_info_vram_used": live(lambda: f"{vram_used()}\n"),
         "mem_info_vis_vram_total": text(spec.vram),
-        "mem_info_vis_vram_used": live(lambda: f"{vram_used(node, view.holders(), view.parts, k)}\n"),
+        "mem_info_vis_vram_used": live(lambda: f"{vram_used()}\n"),
         "mem_info_gtt_total": text(node.cpu_memory // 2),
         "mem_info_gtt_used": text(12 * MIB),
         "fw_version": folder(**{f"{name}_fw_version": text(f"0x{v:08x}") for name, v in FIRMWARE.items()}),
@@ -76,6 +72,19 @@ def gpu_files(view: View, k: int) -> dict[str, Entry]:
     if node.driver.partition_files:
         found |= _partition_files(node, k)
     return found
+
+
+def drm_nodes(device: DrmDevice) -> dict[str, Entry]:
+    """Return the entries of the directory `drm` of a DRM device."""
+    nodes = {f"card{device.card}": device.card, f"renderD{device.render}": device.render}
+    return {
+        name: folder(
+            dev=text(f"226:{minor}"),
+            device=Link("../.."),
+            subsystem=Link("../../../../../class/drm"),
+        )
+        for name, minor in nodes.items()
+    }
 
 
 def _sensors(gpu: Gpu, power_cap: int) -> Dir:

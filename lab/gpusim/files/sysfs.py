@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..driver.holders import uses, vram_of
+from ..driver.holders import uses, vram_of, vram_used
 from ..machine import topology as topo
 from ..machine.state import Holder, Node
 from ..machine.topology import DrmDevice, Partition
 from .entries import Dir, Entry, File, Link, folder, live, text
-from .gpu_files import gpu_files
+from .gpu_files import drm_nodes, gpu_files
 from .sysfs_cpu import board, cpus, iommus, numa_nodes
 from .sysfs_host import huge_pages, nic_devices, nic_links
 
@@ -52,7 +52,7 @@ class View:
         modules: dict[str, Entry] = {"ast": folder(initstate=text("live"))} if self.node.ast else {}
         drivers: dict[str, Entry] = {}
         pci: dict[str, Entry] = {
-            g.bdf: Dir(partial(gpu_files, self, k)) for k, g in enumerate(self.node.gpus)
+            g.bdf: Dir(partial(self._gpu_files, k)) for k, g in enumerate(self.node.gpus)
         }
         platform: dict[str, Entry] = {}
         virtual: dict[str, Entry] = {
@@ -90,18 +90,10 @@ class View:
         }
 
     def _drm_parent(self, device: DrmDevice) -> Dir:
-        return folder(drm=Dir(lambda: self.drm_nodes(device)), uevent=text("DRIVER=amdgpu_xcp"))
+        return folder(drm=Dir(lambda: drm_nodes(device)), uevent=text("DRIVER=amdgpu_xcp"))
 
-    def drm_nodes(self, device: DrmDevice) -> dict[str, Entry]:
-        nodes = {f"card{device.card}": device.card, f"renderD{device.render}": device.render}
-        return {
-            name: folder(
-                dev=text(f"226:{minor}"),
-                device=Link("../.."),
-                subsystem=Link("../../../../../class/drm"),
-            )
-            for name, minor in nodes.items()
-        }
+    def _gpu_files(self, k: int) -> dict[str, Entry]:
+        return gpu_files(self.node, k, self.drm, lambda: vram_used(self.node, self.holders(), self.parts, k))
 
     def _class_drm(self) -> dict[str, Entry]:
         found: dict[str, Entry] = {"version": text("drm 1.1.0 20060810")}
