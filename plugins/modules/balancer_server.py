@@ -121,6 +121,8 @@ seconds:
   returned: when not in check mode
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain import (
@@ -133,7 +135,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed 
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "servers": {"type": "list", "elements": "str"},
@@ -152,7 +154,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Set the state and wait. Return the module's result."""
     balancer = Balancer()
     names, planned = params["servers"], params["servers"] is not None
@@ -171,7 +173,7 @@ def work(params, check):
     return set_state(balancer, request, check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(

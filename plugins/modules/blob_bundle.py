@@ -163,6 +163,7 @@ actions:
 """
 
 from contextlib import nullcontext
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bundles.bundle_index import plan_bundle
@@ -184,7 +185,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import 
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "state": {"type": "str", "required": True, "choices": ["created", "verified", "loaded"]},
@@ -207,7 +208,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Do what the state says. Return the module's result."""
     if params["step"] == "read":
         return read_identity(params["path"])
@@ -230,7 +231,7 @@ def work(params, check):
         return write_bundle(store, index, params["lock"], params["path"], check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, (), leased(module, lambda: work(module.params, module.check_mode)))

@@ -141,6 +141,8 @@ actions:
   returned: success
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
@@ -153,7 +155,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.offer import offer
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "image": {
@@ -198,13 +200,13 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Put it into the store. Return the module's result."""
     refuse_short_secrets({"image.password": (params["image"] or {}).get("password")})
     return offer(params, check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec=argument_spec(),

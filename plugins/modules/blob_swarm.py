@@ -104,6 +104,8 @@ actions:
   returned: success
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import (
@@ -114,7 +116,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import
 from ansible_collections.instinct.fleet.plugins.module_utils.swarm.swarm_member import finish, start
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "state": {"type": "str", "required": True, "choices": ["started", "finished"]},
@@ -140,13 +142,13 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Start, or wait. Return the module's result."""
     require_program(params["program"])
     return (start if params["state"] == "started" else finish)(params, check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec=argument_spec(),

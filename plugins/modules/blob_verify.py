@@ -77,6 +77,7 @@ actions:
 """
 
 from contextlib import ExitStack
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
@@ -90,7 +91,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.weights.rehash impo
 LOCKS = ("hf_model", "blob_fetch", "blob_verify")  # modules that write what is read here
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "store": {"type": "path", "default": paths.STORE},
@@ -101,7 +102,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Hash everything. Return the module's result."""
     with ExitStack() as held:
         for name in () if check else LOCKS:
@@ -109,7 +110,7 @@ def work(params, check):
         return rehash(Store(params["store"]), params["cache_dirs"], params["models"], check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, (), leased(module, lambda: work(module.params, module.check_mode)))

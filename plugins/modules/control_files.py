@@ -94,6 +94,7 @@ actions:
 """
 
 from contextlib import nullcontext
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bundles.control_files import (
@@ -109,7 +110,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import 
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "state": {"type": "str", "required": True, "choices": ["sent", "received"]},
@@ -123,7 +124,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Take the files, or copy them for the connection's user. Return the module's result."""
     if params["state"] == "received":
         if not params["export"]:
@@ -134,7 +135,7 @@ def work(params, check):
         return take_files(Store(params["store"]), manifest, params["received"], check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, (), leased(module, lambda: work(module.params, module.check_mode)))

@@ -124,6 +124,8 @@ actions:
   returned: success
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.burnin import BurninRequest, burn_in
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish, require_program
@@ -133,7 +135,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import
 OPTIONS = ("device", "seconds", "size", "copy_mib", "reduce_mib")
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "image": {"type": "str", "required": True},
@@ -149,7 +151,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Test the GPUs. Return the module's result."""
     require_program(params["program"])
     request = BurninRequest(
@@ -161,7 +163,7 @@ def work(params, check):
     return burn_in(lambda: DockerClient(params["docker_socket"]), request, check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [], leased(module, lambda: work(module.params, module.check_mode)))

@@ -84,6 +84,8 @@ actions:
   sample: [write /etc/instinct-fleet/balancer/current/haproxy.cfg, reload instinct-balancer.service]
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.credentials.api_keys import keys_map
@@ -93,7 +95,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.take_down 
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "files": {"type": "dict"},
@@ -106,7 +108,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Apply the configuration, or take the load balancer down. Return the module's result."""
     if params["state"] == "absent":
         return take_down(params["wait"], check)
@@ -120,7 +122,7 @@ def work(params, check):
     return converge(texts, check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     # no_log: the parameters contain the private key, and would go to syslog.
     module = AnsibleModule(

@@ -178,6 +178,8 @@ log:
   returned: when such a download fails
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
@@ -192,7 +194,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.weights.cache impor
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.download import converge, fetch_of
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "repo": {"type": "str", "required": True},
@@ -224,7 +226,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Download the model. Return the module's result."""
     refuse_short_secrets({"token": params["token"]})
     if params["repo"].startswith("/"):
@@ -233,7 +235,7 @@ def work(params, check):
     return converge(connect(params["docker_socket"], check), fetch_of(params), check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     secrets = [module.params["token"], *proxies.secrets(module.params["proxy"])]

@@ -65,6 +65,7 @@ left:
 """
 
 import shutil
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
@@ -80,7 +81,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import
 PROGRAMS = "/usr/bin:/usr/sbin:/usr/local/bin"
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "weights": {"type": "bool", "default": False},
@@ -93,7 +94,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Take the host apart. Return the module's result."""
     wanted = Wanted(
         weights=params["weights"],
@@ -107,7 +108,7 @@ def work(params, check):
     return converge(client, ForgottenHost(node), wanted, check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [], leased(module, lambda: work(module.params, module.check_mode)))

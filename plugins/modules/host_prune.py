@@ -68,6 +68,8 @@ bytes:
   returned: success
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
@@ -79,7 +81,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node imp
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "images": {"type": "list", "elements": "str", "default": []},
@@ -92,7 +94,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Remove what nothing refers to. Return the module's result."""
     pairs = [text.partition("@") for text in params["weights"]]
     kept = Roots(
@@ -105,7 +107,7 @@ def work(params, check):
     return converge(connect(params["docker_socket"], check), node, kept, check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [], leased(module, lambda: work(module.params, module.check_mode)))

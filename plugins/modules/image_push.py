@@ -98,6 +98,7 @@ actions:
 """
 
 from contextlib import nullcontext
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
@@ -117,7 +118,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.registry_clie
 )
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "ref": {"type": "str", "required": True},
@@ -138,7 +139,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Push the image. Return the module's result."""
     refuse_short_secrets({"password": params["password"]})
     account = params["username"], params["password"]
@@ -155,7 +156,7 @@ def work(params, check):
         return converge_push(client, RegistryClient(parse_ref(params["push_to"]), access), want, check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     secrets = [module.params["password"], *proxies.secrets(module.params["proxy"])]

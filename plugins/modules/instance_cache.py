@@ -99,6 +99,8 @@ missing:
   returned: O(state=restored)
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
@@ -110,7 +112,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance_ca
 )
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "state": {"type": "str", "choices": ["packed", "restored"], "required": True},
@@ -131,7 +133,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Pack or restore. Return the module's result."""
     instances = parse_instances(params["instances"])
     if params["state"] == "packed":
@@ -139,7 +141,7 @@ def work(params, check):
     return restore_caches(instances, parse_bundles(params["bundles"]), params["files"], check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, [], leased(module, lambda: work(module.params, module.check_mode)))

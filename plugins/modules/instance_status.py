@@ -81,6 +81,8 @@ lease:
   type: dict
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
@@ -90,7 +92,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.observe.lease impor
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "cache_dirs": {"type": "list", "elements": "path", "default": [paths.HF_CACHE]},
@@ -98,7 +100,7 @@ def argument_spec():
     }
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     node = StatusPaths(

@@ -83,6 +83,7 @@ actions:
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.lm_eval import (
@@ -102,7 +103,7 @@ KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 WAIT = 60.0
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "targets": {"type": "list", "elements": "dict", "default": []},
@@ -114,9 +115,10 @@ def argument_spec():
     }
 
 
-def evaluate(target, params):
+def evaluate(target: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of one instance."""
-    deadline, found = time.monotonic() + params["timeout"], {}
+    deadline = time.monotonic() + params["timeout"]
+    found: dict[str, Any] = {}
     for task in params["tasks"]:
         run = LmEval(
             endpoint_of(target, key_of(target)),
@@ -131,7 +133,7 @@ def evaluate(target, params):
     return {**{key: str(target.get(key) or "") for key in KNOWN}, "tasks": found}
 
 
-def run(params, check):
+def run(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Run all tasks. Return the module's result."""
     require_program(params["work"])
     serving = [target for target in params["targets"] if not (target.get("rank") or {}).get("headless")]
@@ -146,7 +148,7 @@ def run(params, check):
     return {"changed": False, "actions": actions, "instances": entries}
 
 
-def main():
+def main() -> None:
     """Run the module."""
     # no_log: the plan of an instance contains its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)

@@ -192,6 +192,8 @@ log:
   returned: when a job fails
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish, require_program
 from ansible_collections.instinct.fleet.plugins.module_utils.content import proxies
@@ -205,7 +207,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.quantize.converge i
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize.facts import read_facts
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "source": {"type": "path", "required": True},
@@ -241,7 +243,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Do one step. Return the module's result."""
     require_program(params["program"])
     if params["step"] == "sign":
@@ -252,7 +254,7 @@ def work(params, check):
     return quantize(client, params, check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(

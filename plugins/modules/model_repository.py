@@ -82,6 +82,8 @@ actions:
   returned: success
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
@@ -97,7 +99,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.received_repo
 from ansible_collections.instinct.fleet.plugins.module_utils.store.repository import LocalRepository
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "path": {"type": "path", "required": True},
@@ -110,7 +112,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Read, or place. Return the module's result."""
     repository = LocalRepository(params["path"].rstrip("/"))
     if check:
@@ -126,7 +128,7 @@ def work(params, check):
         return _result(repository, [] if placed else [place_repository(store, repository, stored)])
 
 
-def _result(repository, actions):
+def _result(repository: LocalRepository, actions: list[str]) -> dict[str, Any]:
     return {
         "changed": bool(actions),
         "path": repository.path,
@@ -136,7 +138,7 @@ def _result(repository, actions):
     }
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     finish(module, (), leased(module, lambda: work(module.params, module.check_mode)))

@@ -87,6 +87,8 @@ actions:
   returned: success
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import node_secrets
@@ -95,7 +97,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize.verify import verify_models
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "paths": {"type": "list", "elements": "path", "default": []},
@@ -108,7 +110,7 @@ def argument_spec():
     }
 
 
-def main():
+def main() -> None:
     """Run the module."""
     # no_log: the plan of an instance contains its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)

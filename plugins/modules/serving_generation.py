@@ -106,6 +106,8 @@ actions:
   sample: [write /etc/instinct-fleet/generations/llama/3.json (mode 0600)]
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
@@ -120,7 +122,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.st
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "record": {"type": "list", "elements": "dict", "default": []},
@@ -133,7 +135,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Update the store. Return the module's result."""
     if params["keep"] < 2:
         raise NodeError("keep: at least 2, what runs and what it replaced.")
@@ -141,7 +143,7 @@ def work(params, check):
     return change(GenerationWriter(), update, check)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     # no_log: an instance's environment file may contain an API key, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)

@@ -102,6 +102,7 @@ actions:
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.accuracy import (
@@ -124,7 +125,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "targets": {"type": "list", "elements": "dict", "default": []},
@@ -139,7 +140,7 @@ def argument_spec():
     }
 
 
-def ask(target, params):
+def ask(target: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of one instance."""
     work, begun = params["work"], time.monotonic()
     limits = RequestLimits(
@@ -157,7 +158,7 @@ def ask(target, params):
     return {**known, **found, "seconds": round(time.monotonic() - begun, 1)}
 
 
-def run(params, check):
+def run(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Ask all instances. Return the module's result."""
     require_program(params["work"])
     serving = [target for target in params["targets"] if not (target.get("rank") or {}).get("headless")]
@@ -174,7 +175,7 @@ def run(params, check):
     return {"changed": False, "actions": actions, "instances": entries}
 
 
-def main():
+def main() -> None:
     """Run the module."""
     # no_log: the plan of an instance contains its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)

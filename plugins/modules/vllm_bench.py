@@ -260,6 +260,7 @@ actions:
 
 import contextlib
 import time
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import (
@@ -282,7 +283,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.st
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "run": {"type": "str", "default": ""},
@@ -304,7 +305,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Measure the targets. Return the module's result."""
     run = params["run"] or time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     if "/" in run or run.startswith("."):
@@ -321,7 +322,7 @@ def work(params, check):
                 remove_tree(wanted.directory)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     # no_log: the plan of an instance contains its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)

@@ -205,6 +205,7 @@ log:
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
@@ -234,7 +235,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.store.built_image i
 from ansible_collections.instinct.fleet.plugins.module_utils.store.engine_pull import stored_image
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "pull": {"type": "str"},
@@ -270,7 +271,7 @@ def argument_spec():
     }
 
 
-def work(params, check):
+def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Pull or build the image. Return the module's result."""
     refuse_short_secrets({"registry_password": params["registry_password"]})
     require_program(params["program"])
@@ -300,7 +301,7 @@ def work(params, check):
         return converge_pull(client, want, check, params["program"], near)
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec=argument_spec(),

@@ -150,6 +150,8 @@ seconds:
   returned: when not in check mode
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
@@ -168,10 +170,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.st
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.converge import ConvergeContext, converge
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import parse_server
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import ServerSpec, parse_server
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "servers": {
@@ -212,7 +214,7 @@ def argument_spec():
     }
 
 
-def work(params, redact, check):
+def work(params: dict[str, Any], redact: Redactor, check: bool) -> dict[str, Any]:
     """Converge the servers. Return the module's result."""
     servers = [parse_server(data, params["state"]) for data in params["servers"]]
     remove = [check_name(name) for name in params["remove"]]
@@ -233,7 +235,7 @@ def work(params, redact, check):
     return result
 
 
-def note(servers, result, redact, check):
+def note(servers: list[ServerSpec], result: dict[str, Any], redact: Redactor, check: bool) -> None:
     """Record the changes in the node's journal."""
     if check:
         return
@@ -245,7 +247,7 @@ def note(servers, result, redact, check):
         )
 
 
-def main():
+def main() -> None:
     """Run the module."""
     # no_log: an environment file may contain an API key, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)

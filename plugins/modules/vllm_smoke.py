@@ -88,6 +88,8 @@ actions:
   returned: as RV(instance)
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.containers import complete_target
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.entries import cause
@@ -110,7 +112,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "target": {"type": "dict", "required": True},
@@ -122,13 +124,13 @@ def argument_spec():
     }
 
 
-def work(params, check, api_key):
+def work(params: dict[str, Any], check: bool, api_key: str) -> dict[str, Any]:
     """Send the prompts. Return the module's result."""
     instance = params["target"]
     missing = [key for key in ("name", "port", "served_model") if not instance.get(key)]
     if missing:
         raise NodeError(f"target: {', '.join(missing)} is missing. Pass the instance from the plan.")
-    result = {
+    result: dict[str, Any] = {
         "changed": False,
         "instance": {
             **{key: str(instance.get(key) or "") for key in KNOWN},
@@ -167,7 +169,7 @@ def work(params, check, api_key):
     return result
 
 
-def main():
+def main() -> None:
     """Run the module."""
     # no_log: the plan of an instance contains its environment file, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)

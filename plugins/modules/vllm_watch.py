@@ -58,6 +58,8 @@ seconds:
   returned: success
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
@@ -66,7 +68,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.soak import watch
 
 
-def argument_spec():
+def argument_spec() -> dict[str, Any]:
     """Return the module's options."""
     return {
         "servers": {"type": "list", "elements": "str", "required": True},
@@ -76,7 +78,7 @@ def argument_spec():
     }
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     seconds = 0 if module.check_mode else module.params["seconds"]
