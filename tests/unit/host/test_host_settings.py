@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.host import persistent_files
+from ansible_collections.instinct.fleet.plugins.module_utils.host import (
+    kernel_settings,
+    persistent_files,
+    system_files,
+)
 from ansible_collections.instinct.fleet.plugins.module_utils.observe import kernel_cmdline as bootline
 
 GOVERNOR = "sys/devices/system/cpu/cpu{}/cpufreq/scaling_governor"
@@ -33,8 +38,8 @@ def tree(root: Path) -> dict[str, str]:
 def settings(tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
     from ansible_collections.instinct.fleet.plugins.modules import host_settings
 
-    monkeypatch.setattr(host_settings, "ROOT", str(tmp_path))
-    monkeypatch.setattr(host_settings.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(system_files, "ROOT", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
 
     def run(**args: Any) -> tuple[dict[str, Any], bool]:
         flags = {name: args.pop(name, False) for name in ("check", "diff")}
@@ -150,10 +155,8 @@ def test_refusals(tmp_path: Path, settings: Run, args: dict[str, Any], message: 
 def test_what_does_not_read_back_is_an_error(
     tmp_path: Path, settings: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ansible_collections.instinct.fleet.plugins.modules import host_settings
-
     write(tmp_path, {FILTER: "1\n"})
-    monkeypatch.setattr(host_settings, "apply", lambda *_: None)
+    monkeypatch.setattr(kernel_settings, "apply", lambda *_: None)
     result, failed = settings(sysctl={"net.ipv4.conf.all.rp_filter": "2"})
     assert failed
     assert "reads back 1 and not 2" in result["msg"]
@@ -177,8 +180,8 @@ for entry in {root}/boot/loader/entries/*.conf; do sed -i "s|^options .*|& ${{2#
 def cmdline(tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
     from ansible_collections.instinct.fleet.plugins.modules import kernel_cmdline
 
-    monkeypatch.setattr(kernel_cmdline, "ROOT", str(tmp_path / "root"))
-    monkeypatch.setattr(kernel_cmdline.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(system_files, "ROOT", str(tmp_path / "root"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")

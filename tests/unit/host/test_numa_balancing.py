@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.host import numa
+from ansible_collections.instinct.fleet.plugins.module_utils.host import numa, numa_setting, system_files
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.sysctl import with_setting
 
 RUNTIME = "proc/sys/kernel/numa_balancing"
@@ -25,8 +26,8 @@ def module(tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> 
     """Make the files, then run the module on them. It is run as root, whoever runs the tests."""
     from ansible_collections.instinct.fleet.plugins.modules import numa_balancing
 
-    monkeypatch.setattr(numa_balancing, "ROOT", str(tmp_path))
-    monkeypatch.setattr(numa_balancing.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(system_files, "ROOT", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
 
     def run(files: dict[str, str] | None = None, **args: Any) -> tuple[dict[str, Any], bool]:
         for path, text in (files or {}).items():
@@ -184,9 +185,7 @@ def test_a_file_that_no_boot_reads_is_refused(module: Run, tmp_path: Path, path:
 
 
 def test_not_root(module: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ansible_collections.instinct.fleet.plugins.modules import numa_balancing
-
-    monkeypatch.setattr(numa_balancing.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     result, failed = module({RUNTIME: "1\n"})
     assert failed
     assert "needs root" in result["msg"]
@@ -194,9 +193,7 @@ def test_not_root(module: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_a_kernel_that_does_not_take_the_value(module: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ansible_collections.instinct.fleet.plugins.modules import numa_balancing
-
-    monkeypatch.setattr(numa_balancing, "apply", lambda *_: None)
+    monkeypatch.setattr(numa_setting, "apply", lambda *_: None)
     result, failed = module({RUNTIME: "1\n"})
     assert failed
     assert "does not read back as written: now 1, after a boot None" in result["msg"]
