@@ -20,8 +20,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.
 class ActionModule(TimedAction):
     """lm_eval."""
 
-    changes = False
-
     def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the task's, with the items of each instance."""
         given = super().arguments(facts)

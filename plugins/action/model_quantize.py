@@ -31,8 +31,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize
 class ActionModule(ProgramAction):
     """model_quantize."""
 
-    changes = False
-
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         """Return the result of all steps, or of the first that failed."""
         secret = {name: args.pop(name, "") for name in OPTIONS}

@@ -21,8 +21,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.quantize
 class ActionModule(TimedAction):
     """model_verify."""
 
-    changes = False
-
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         """Return the module's result, or a failure that names the models whose signature does not hold."""
         try:

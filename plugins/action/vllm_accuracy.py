@@ -30,8 +30,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.
 class ActionModule(TimedAction):
     """vllm_accuracy."""
 
-    changes = False
-
     def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the task's, with the items of each instance and the passages."""
         given = super().arguments(facts)

@@ -47,7 +47,6 @@ class ActionModule(ProgramAction):
     """vllm_bench."""
 
     TRANSFERS_FILES = True
-    changes = False
     dataset: DatasetFile | None = None
     """The file of the data set that the clients read."""
 

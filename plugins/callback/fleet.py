@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
-from ansible.plugins.loader import action_loader, filter_loader, test_loader
+from ansible.plugins.loader import action_loader, filter_loader, module_loader, test_loader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.actions import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 
 # isort: split
@@ -95,6 +95,12 @@ class CallbackModule(Default):
         self.balancers = sorted(map(str, groups.get(BALANCERS, ())), key=natural)
         super().v2_playbook_on_play_start(play)
 
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        """Import the action of a task before its workers are forked, which Ansible does for those without a route."""
+        if str(task.action).startswith(COLLECTION):
+            _import_action(str(task.action))
+        super().v2_playbook_on_task_start(task, is_conditional)
+
     def v2_runner_on_ok(self, result: Any) -> None:
         """Print that a host has done a task.
 
@@ -118,7 +124,7 @@ class CallbackModule(Default):
         """
         if self.ahead:
             for name in self.ahead:
-                action_loader.get(name, class_only=True)
+                _import_action(name)
             gc.freeze()
         self.ahead = []
 
@@ -201,6 +207,12 @@ def _actions(play: Any) -> list[str]:
     tasks = (task for block in play.get_tasks() for task in block)
     names = (str(getattr(task, "action", "")) for task in tasks)
     return [name for name in names if name.startswith(COLLECTION)]
+
+
+def _import_action(name: str) -> None:
+    """Import the action of a module: the one to which meta/runtime.yml routes it, or the one of its name."""
+    route = module_loader.find_plugin_with_context(name).action_plugin
+    action_loader.get(route or name, class_only=True)
 
 
 def is_finding(task: Any) -> bool:

@@ -16,6 +16,7 @@ import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
 
 from tests import ROOT
+from tests.helpers.actions import write_runtime
 from tests.playbook_variables import load
 from tests.worlds.strangers_world import World
 
@@ -67,8 +68,9 @@ class Site:
         shutil.copytree(
             ROOT / "plugins", collection / "plugins", ignore=shutil.ignore_patterns("__pycache__")
         )
-        for name in ("roles", "meta", "galaxy.yml", "catalog", "templates"):
+        for name in ("roles", "galaxy.yml", "catalog", "templates"):
             (collection / name).symlink_to(ROOT / name)
+        write_runtime(collection / "meta", fakes or ())
         for file, roots in ROOTS.items():
             path = collection / "plugins/module_utils" / file
             text = path.read_text()

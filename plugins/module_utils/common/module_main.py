@@ -27,7 +27,7 @@ def require_program(program: object) -> None:
     if not program:
         raise NodeError(
             "This module was called without its action plugin, which gives it the program to run. Call it by its full "
-            "name, instinct.fleet.…, or name plugins/action in action_plugins where library is named."
+            "name, instinct.fleet.…, or name plugins/action and action_plugins where library is named."
         )
 
 

@@ -16,15 +16,24 @@ from ansible.utils.vars import merge_hash
 from . import bytecode  # before all others  # noqa: F401  # pylint: disable=unused-import
 from .runs import HOLD, Lease, is_over, refused_call, this_run
 
+CHANGE_NOTHING = frozenset(
+    {
+        "gpu_burnin", "lm_eval", "model_quantize", "model_verify", "vllm_accuracy", "vllm_bench", "vllm_smoke",
+        "vllm_watch",
+    }
+)  # fmt: skip
+"""Modules that change nothing that a plan reads: other runs are kept away meanwhile, and no plan gets out of date."""
+
 
 class LeasedAction(ActionBase):
-    """An action plugin that passes to a module on the node which run this is, as its parameter `lease`.
-
-    changes: False for a module that only measures; other runs are kept away, and no plan gets out of date.
-    """
+    """An action plugin that passes to a module on the node which run this is, as its parameter `lease`."""
 
     TRANSFERS_FILES = False
-    changes = True
+
+    @property
+    def module(self) -> str:
+        """Return the module's name: several modules may have one action."""
+        return str(self._task.action).rpartition(".")[2]
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the module's own result, or which other run changes the host."""
@@ -71,5 +80,5 @@ class LeasedAction(ActionBase):
             "void": [seen.run] if seen and is_over(seen.run) else [],
             "take_over": bool(boolean(facts.get("take_over") or False, strict=False)),
             "hold": int(plan.get("hold") or HOLD),
-            "changes": self.changes,
+            "changes": self.module not in CHANGE_NOTHING,
         }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Provide the base of action plugins for modules that install a program on the node."""
+"""Provide the base of action plugins for modules that run a program on the node."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from .timed_action import TimedAction
 
 
 class ProgramAction(TimedAction):
-    """An action plugin that passes a program to a module on the node, as its parameter `program`."""
+    """An action plugin that passes a program, where the module has one, as its parameter `program`."""
 
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         """Return the module's own result."""
-        return super().call({**args, "program": GIVEN[self.module]()}, facts)
+        program = GIVEN.get(self.module)
+        return super().call({**args, "program": program()} if program else args, facts)

@@ -13,11 +13,6 @@ from .leased_action import LeasedAction
 class TimedAction(LeasedAction):
     """An action plugin that waits for its module as long as that may take, and no longer."""
 
-    @property
-    def module(self) -> str:
-        """Return the module's name."""
-        return str(self._task.action).rpartition(".")[2]
-
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         """Return the module's own result, or a failure where the node does not end the call."""
         seconds = call_limit(self.module, args)

@@ -54,7 +54,9 @@ class Node:
         given = {"state": state, "path": str(self.directory / "bundle"), "pins": PINS, **args}
         if state == "created":
             given |= {"manifests": [self.manifest.to_json()], "lock": "the lock"}
-        plugin._task = SimpleNamespace(args=given, check_mode=False, delegate_to=None, async_val=0)
+        plugin._task = SimpleNamespace(
+            action="instinct.fleet.blob_bundle", args=given, check_mode=False, delegate_to=None, async_val=0
+        )
         plugin._display = SimpleNamespace(display=self.printed.append, warning=self.printed.append)
         self.sent.clear()
         self.printed.clear()

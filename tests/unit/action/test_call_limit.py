@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,8 +22,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.call_limit 
     call_limit,
     time_limit,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.timed_action import TimedAction
 
 from tests import ROOT
+from tests.helpers.actions import action_files, action_of
 from tests.playbook_variables import load, tasks
 
 # On the control node, or none at all.
@@ -66,12 +67,7 @@ def test_every_call_on_a_host_has_a_limit() -> None:
 
 def test_those_limited_by_their_parameters_have_an_action_plugin_that_does_it() -> None:
     names = {name.rpartition(".")[2] for name in BY_PARAMETERS if name.startswith("instinct.")}
-    timed = {
-        path.stem
-        for path in (ROOT / "plugins/action").glob("*.py")
-        if {"ProgramAction", "TimedAction"} & set(re.findall(r"\((\w+)(?:, \w+)*\):", path.read_text()))
-    }
-    assert names == timed
+    assert names == {name for name in action_files() if issubclass(action_of(name), TimedAction)}
 
 
 SERVERS = [{"ready_timeout": 100, "stop_timeout": 20}, {"ready_timeout": 700, "stop_timeout": 60}]

@@ -38,7 +38,13 @@ def forget(
         lambda _self, module_args, **_more: sent.append(module_args) or dict(answer),
     )
     plugin = ActionModule.__new__(ActionModule)  # its parts of Ansible are not needed
-    plugin._task = SimpleNamespace(args={"weights": True}, check_mode=check, delegate_to=None, async_val=0)
+    plugin._task = SimpleNamespace(
+        action="instinct.fleet.host_forget",
+        args={"weights": True},
+        check_mode=check,
+        delegate_to=None,
+        async_val=0,
+    )
     plugin._display = SimpleNamespace(display=printed.append)
     plugin._loader = DataLoader()
     own = {"inventory_dir": str(directory), "registry_override": {"ghcr.io": "mirror.example/gh"}}

@@ -47,7 +47,9 @@ def prune(
     )
     plugin = ActionModule.__new__(ActionModule)  # its parts of Ansible are not needed
     args = {"cache_dirs": ["/hf"], "images": ["mine:1"]}
-    plugin._task = SimpleNamespace(args=args, check_mode=check, delegate_to=None, async_val=0)
+    plugin._task = SimpleNamespace(
+        action="instinct.fleet.host_prune", args=args, check_mode=check, delegate_to=None, async_val=0
+    )
     plugin._display = SimpleNamespace(display=printed.append, warning=printed.append)
     plugin._loader = DataLoader()
     own = {"inventory_dir": str(directory), "vllm_deployments": [{"image": "r/vllm:2"}], **own}

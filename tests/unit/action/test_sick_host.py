@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from tests import ROOT
+from tests.helpers.actions import write_runtime
 from tests.playbook_variables import load, tasks
 from tests.worlds.generations_world import llama, run
 from tests.worlds.plan_world import LOCK, state
@@ -102,8 +103,9 @@ def play(
     (collection / "plugins/modules").mkdir()
     for part in ("playbooks", "roles"):
         shutil.copytree(ROOT / part, collection / part)
-    for name in ("catalog", "templates", "meta", "galaxy.yml"):
+    for name in ("catalog", "templates", "galaxy.yml"):
         (collection / name).symlink_to(ROOT / name)
+    write_runtime(collection / "meta")
     for path in (ROOT / "plugins").iterdir():
         if path.name not in ("action", "modules"):
             (collection / "plugins" / path.name).symlink_to(path)

@@ -315,3 +315,24 @@ def test_actions_are_imported_once_when_the_first_host_has_answered(
     for _ in range(2):
         fleet.v2_runner_on_ok(Answer())
     assert imported[2:] == ["instinct.fleet.node_state", "instinct.fleet.fleet_plan", "frozen"]
+
+
+def test_the_action_of_a_task_is_imported_before_its_workers_are_forked(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ansible does so for those that have their module's name, and not for those that meta/runtime.yml names."""
+    from ansible.plugins import loader
+    from ansible.plugins.callback.default import CallbackModule as Default
+
+    monkeypatch.setattr(Default, "v2_playbook_on_task_start", lambda self, task, is_conditional: None)
+    imported: list[str] = []
+    routes = {"instinct.fleet.vllm_watch": "instinct.fleet.leased"}
+    monkeypatch.setattr(
+        loader.module_loader,
+        "find_plugin_with_context",
+        lambda name: SimpleNamespace(action_plugin=routes.get(name)),
+    )
+    monkeypatch.setattr(loader.action_loader, "get", lambda name, **_: imported.append(name))
+    for name in ("instinct.fleet.vllm_watch", "instinct.fleet.fleet_plan", "ansible.builtin.fail"):
+        fleet.v2_playbook_on_task_start(SimpleNamespace(action=name), is_conditional=False)
+    assert imported == ["instinct.fleet.leased", "instinct.fleet.fleet_plan"]

@@ -164,7 +164,11 @@ def test_it_is_whole(contents: dict[str, bytes]) -> None:
 
 
 def test_tests_lab_and_links_stay_in_the_checkout(contents: dict[str, bytes]) -> None:
-    assert not [name for name in contents if name.startswith(("lab/", "library/", ".", "inventory/lab/"))]
+    assert not [
+        name
+        for name in contents
+        if name.startswith(("lab/", "library/", "action_plugins/", ".", "inventory/lab/"))
+    ]
     assert {name for name in contents if name.startswith("tests/")} == {
         "tests/config.yml",
         "tests/sanity/ignore-2.19.txt",

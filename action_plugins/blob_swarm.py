@@ -1,0 +1,1 @@
+../plugins/action/timed.py

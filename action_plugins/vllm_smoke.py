@@ -1,0 +1,1 @@
+../plugins/action/leased.py
