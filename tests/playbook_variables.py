@@ -18,6 +18,8 @@ import jinja2
 import yaml
 from jinja2 import meta, nodes
 
+from tests.helpers.module_docs import documented_by
+
 EXPRESSIONS = ("when", "that", "until", "failed_when", "changed_when")
 """Keys whose texts are expressions without braces."""
 ANSIBLES = {
@@ -169,13 +171,14 @@ def tasks(data: Any) -> Iterator[Mapping[str, Any]]:
 @functools.cache
 def options_of(module: str) -> Options:
     """A module's options. Where the work is done by an action plugin, its documentation is all there is."""
-    name = module.rpartition(".")[2]
-    room = "ansible_collections.instinct.fleet.plugins" if module.startswith("instinct.") else "ansible"
+    name, own = module.rpartition(".")[2], module.startswith("instinct.")
+    room = "ansible_collections.instinct.fleet.plugins" if own else "ansible"
     found = importlib.import_module(f"{room}.modules.{name}")
     if hasattr(found, "argument_spec"):
         ours: Options = found.argument_spec()
         return ours
-    documented: Options = yaml.safe_load(found.DOCUMENTATION).get("options") or {}
+    documentation = documented_by(found) if own else yaml.safe_load(found.DOCUMENTATION)
+    documented: Options = documentation.get("options") or {}
     return documented
 
 

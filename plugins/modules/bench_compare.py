@@ -39,12 +39,9 @@ options:
     description: Standard deviation of an instance's speed between sessions, in percent.
     type: float
     default: 2.0
-  results_dir:
-    description: Where runs are kept. A relative path starts where ansible-playbook was started.
-    type: path
-    default: results
 extends_documentation_fragment:
   - instinct.fleet.attributes.control_node
+  - instinct.fleet.results
 attributes:
   check_mode:
     support: full

@@ -21,10 +21,6 @@ options:
     description: Name of the run, or C(latest).
     type: str
     default: latest
-  results_dir:
-    description: Where runs are kept. A relative path starts where ansible-playbook was started.
-    type: path
-    default: results
   formats:
     description:
       - Any of C(csv), C(github-action-benchmark), C(inferencex), C(llm-d), C(mad), C(markdown), C(pytorch-hud) and
@@ -41,6 +37,7 @@ options:
     default: false
 extends_documentation_fragment:
   - instinct.fleet.attributes.control_node
+  - instinct.fleet.results
 attributes:
   check_mode:
     support: full

@@ -18,12 +18,9 @@ options:
   deployment:
     description: Only this deployment. By default, every one that was measured gets its page.
     type: str
-  results_dir:
-    description: Where runs are kept. A relative path starts where ansible-playbook was started.
-    type: path
-    default: results
 extends_documentation_fragment:
   - instinct.fleet.attributes.control_node
+  - instinct.fleet.results
 attributes:
   check_mode:
     support: full

@@ -26,10 +26,6 @@ options:
         added.
     type: str
     default: ""
-  results_dir:
-    description: Where runs are kept. A relative path starts where ansible-playbook was started.
-    type: path
-    default: results
   hosts:
     description:
       - Hosts that should have been measured. Default is the hosts of the play that are in the group C(instinct),
@@ -51,6 +47,7 @@ options:
     type: dict
 extends_documentation_fragment:
   - instinct.fleet.attributes.control_node
+  - instinct.fleet.results
 attributes:
   check_mode:
     support: full

@@ -86,10 +86,6 @@ options:
     description: The directory of an earlier bundle, or its C(bundle.json). Blobs that it has are left out.
     type: path
     default: ""
-  store:
-    description: The content store.
-    type: path
-    default: /var/lib/instinct-fleet/store
   timeout:
     description: Seconds to wait for another run of this module, or of M(instinct.fleet.blob_fetch), on the node.
     type: int
@@ -97,6 +93,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.lease
+  - instinct.fleet.store
 attributes:
   check_mode:
     support: full

@@ -65,10 +65,6 @@ options:
     description: Docker's socket, for O(built).
     type: path
     default: /var/run/docker.sock
-  store:
-    description: The content store.
-    type: path
-    default: /var/lib/instinct-fleet/store
   proxy:
     description: The proxies to use, as in an environment. URLs may hold an account, which appears in no log.
     type: dict
@@ -89,6 +85,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.lease
+  - instinct.fleet.store
 attributes:
   check_mode:
     support: full

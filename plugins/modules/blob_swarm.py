@@ -54,10 +54,6 @@ options:
     description: Seconds after which the program ends, and the module waits no longer.
     type: int
     default: 86400
-  store:
-    description: The content store.
-    type: path
-    default: /var/lib/instinct-fleet/store
   program:
     description: The program. The module's action plugin sets it; leave it out.
     type: str
@@ -65,6 +61,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.lease
+  - instinct.fleet.store
 attributes:
   check_mode:
     support: full

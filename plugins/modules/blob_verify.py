@@ -15,10 +15,6 @@ description:
   - Docker's own copy of an image is not read; Docker compares layers when it unpacks them.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
-  store:
-    description: The content store.
-    type: path
-    default: /var/lib/instinct-fleet/store
   cache_dirs:
     description: Caches of weights, as C(HF_HOME).
     type: list
@@ -35,6 +31,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.lease
+  - instinct.fleet.store
 attributes:
   check_mode:
     support: full

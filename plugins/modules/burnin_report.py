@@ -21,12 +21,9 @@ options:
     description: Name of the run. Default is C(burnin-) and the time in UTC.
     type: str
     default: ""
-  results_dir:
-    description: Where runs are kept. A relative path starts where ansible-playbook was started.
-    type: path
-    default: results
 extends_documentation_fragment:
   - instinct.fleet.attributes.control_node
+  - instinct.fleet.results
 attributes:
   check_mode:
     support: full

@@ -92,12 +92,9 @@ options:
         already, C(-2), C(-3) and so on is added.
     type: str
     default: ""
-  results_dir:
-    description: Where runs are kept. A relative path starts where ansible-playbook was started.
-    type: path
-    default: results
 extends_documentation_fragment:
   - instinct.fleet.attributes.control_node
+  - instinct.fleet.results
 attributes:
   check_mode:
     support: full

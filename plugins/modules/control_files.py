@@ -41,10 +41,6 @@ options:
         it out.
     type: dict
     default: {}
-  store:
-    description: The content store.
-    type: path
-    default: /var/lib/instinct-fleet/store
   timeout:
     description: Seconds to wait for another run of this module, or of M(instinct.fleet.blob_fetch), on the node.
     type: int
@@ -52,6 +48,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.lease
+  - instinct.fleet.store
 attributes:
   check_mode:
     support: full

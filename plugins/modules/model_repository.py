@@ -28,10 +28,6 @@ options:
     description: A file of the control node with the public EC key in PEM form that must have signed it.
     type: path
     default: ""
-  store:
-    description: The content store.
-    type: path
-    default: /var/lib/instinct-fleet/store
   step:
     description: >-
       V(read) returns manifest and signature, V(place) gives it its path. The action plugin sets it; leave it out.
@@ -45,6 +41,7 @@ options:
 extends_documentation_fragment:
   - instinct.fleet.attributes
   - instinct.fleet.lease
+  - instinct.fleet.store
 attributes:
   check_mode:
     support: full

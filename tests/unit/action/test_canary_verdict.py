@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.instinct.fleet.plugins.modules import canary_verdict as documented
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.nll import NllLimits
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.accuracy import (
@@ -24,6 +23,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.ev
     judge_canary,
 )
 
+from tests.helpers.module_docs import documented_by
 from tests.worlds.accuracy_answers import ITEMS, entry
 from tests.worlds.canary_runs import runs
 from tests.worlds.catalogue import knowledge
@@ -353,7 +353,7 @@ def test_wrong_settings(verdict: Run, args: dict[str, Any], words: str) -> None:
 def test_the_documentation_is_the_argument_spec() -> None:
     from ansible_collections.instinct.fleet.plugins.action.canary_verdict import ActionModule
 
-    options = yaml.safe_load(documented.DOCUMENTATION)["options"]
+    options = documented_by(documented)["options"]
     reported = {
         name: {key: value for key, value in item.items() if key != "description"}
         for name, item in options.items()

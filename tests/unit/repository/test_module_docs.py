@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -61,6 +62,15 @@ def test_other_modules_are_named_in_full(name: str) -> None:
     named = [*re.findall(r"M\(([^)]+)\)", text), *re.findall(r"^ +- module: (.+)$", text, re.MULTILINE)]
     for other in named:
         assert other.removeprefix("instinct.fleet.") in MODULES or other.startswith("ansible.builtin."), other
+
+
+def test_options_of_several_modules_are_in_fragments() -> None:
+    """Those that three modules would otherwise describe in the same words."""
+    described: dict[str, list[str]] = defaultdict(list)
+    for name in MODULES:
+        for option, text in (yaml.safe_load(module(name).DOCUMENTATION).get("options") or {}).items():
+            described[f"{option}: {text}"].append(name)
+    assert not {option: names for option, names in described.items() if len(names) > 2}
 
 
 def test_action_groups() -> None:
