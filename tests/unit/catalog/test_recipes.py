@@ -13,17 +13,17 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.f
     model_facts,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.recipes import (
-    _CONDITIONS,
-    _SPAN,
     OBJECTIVES,
     Context,
     RecipeEntry,
+    condition_facts,
     fit,
-    named,
     select_recipes,
     speculative_pairs,
     statement,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.rules.conditions import SPAN
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.rules.repositories import named
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.env_vars import check_env
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import errors
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import (
@@ -357,9 +357,10 @@ def test_every_setting_that_recipes_name_exists() -> None:
 
 
 def test_every_condition_is_understood() -> None:
+    known = {*SPAN, "repositories", *condition_facts(MODELS[0], context("0.19.0"))}
     for recipe in some(RECIPES):
         for entry in (*recipe.settings, *recipe.rules):
-            assert set(entry.when) <= {*_SPAN, *_CONDITIONS}, f"{recipe.name} {entry.name}"
+            assert set(entry.when) <= known, f"{recipe.name} {entry.name}"
 
 
 def test_speculative_pairs() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.conditions import (
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.rules.conditions import (
     UNKNOWN,
     evaluate,
     holds,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .recipes import named
+from ..rules.repositories import named
 
 REPOSITORY = "repo:"
 """Before a repository whose terms are accepted as a whole, as those of licences without an identifier are."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .recipes import named
+from ..rules.repositories import named
 
 UNKNOWN: Mapping[str, Any] = {"quant_method": "unknown"}
 """A quantization_config of which nothing is known, not even whether there is one."""

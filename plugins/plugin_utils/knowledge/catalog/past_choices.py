@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..rules.conditions import holds
 from ..vllm.flag_values import Value
 from .facts import ModelFacts
-from .recipes import Context, Recipe, RecipeChoice, agrees, fit, holds
+from .recipes import Context, Recipe, RecipeChoice, condition_facts, fit, settings_facts
 
 _SPAN = ("since", "until")
 
@@ -20,6 +21,7 @@ def past_choices(
     All other conditions of the recommendation hold.
     """
     order, index = context.line.order, context.release.index
+    facts, settings = condition_facts(model, context).__getitem__, settings_facts(known)
     found: dict[str, tuple[RecipeChoice, str]] = {}
     for recipe in recipes:
         if fit(recipe, model) is None:
@@ -27,9 +29,9 @@ def past_choices(
         for entry in recipe.settings:
             until = entry.when.get("until")
             others = {key: value for key, value in entry.when.items() if key not in _SPAN}
-            if until is None or order[until] > index or not holds(others, model, context):
+            if until is None or order[until] > index or not holds(others, facts):
                 continue
-            if not agrees(entry.needs, known):
+            if not holds(entry.needs, settings):
                 continue
             for name, value in entry.settings.items():
                 if name not in known and (name not in found or order[found[name][1]] <= order[until]):

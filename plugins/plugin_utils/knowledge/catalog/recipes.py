@@ -7,13 +7,13 @@ specific one is chosen, and the choice records the value that it overrides.
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ....module_utils.engines.versions import Release, Timeline
+from ..rules.conditions import UNKNOWN, Facts, holds
+from ..rules.repositories import named
 from ..vllm.flag_values import Value
 from .facts import ModelFacts
 
@@ -178,88 +178,15 @@ def fit(recipe: Recipe, model: ModelFacts) -> int | None:
     return None
 
 
-def named(repository: str, patterns: Iterable[str]) -> bool:
-    """Return whether a repository matches one of the patterns, ignoring case; only the last part of a path counts."""
-    name = repository.lower()
-    if name.startswith("/"):
-        name = "local/" + name.rstrip("/").rpartition("/")[2]
-    return any(
-        _matches(name, pattern.lower())
-        or (name.startswith("local/") and _matches(name[6:], pattern.lower().rpartition("/")[2]))
-        for pattern in patterns
-    )
-
-
-_WILDCARD = re.compile(r"[*?\[]")
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """fnmatch, which makes a regular expression of each pattern: only of those whose first letters agree."""
-    return name.startswith(_WILDCARD.split(pattern, maxsplit=1)[0]) and fnmatch.fnmatchcase(name, pattern)
-
-
-def holds(when: Mapping[str, Any], model: ModelFacts, context: Context) -> bool:
-    """Return whether all conditions hold. Raise KeyError for an unknown condition."""
-    if not _released(when, context):
-        return False
-    return all(_CONDITIONS[key](value, model, context) for key, value in when.items() if key not in _SPAN)
-
-
-_SPAN = ("since", "until", "forks")
-
-
-def _released(when: Mapping[str, Any], context: Context) -> bool:
-    """Return whether the release is one of the forks that are named, or in the span, where there is one."""
-    if "forks" in when:
-        if context.release.fork in when["forks"]:
-            return True
-        if "since" not in when and "until" not in when:
-            return False
-    return context.line.inside(when.get("since"), when.get("until"), context.release.index)
-
-
-def _between(limits: Mapping[str, int], value: int) -> bool:
-    return bool(limits.get("min", value) <= value <= limits.get("max", value))
-
-
-def _heads_per_rank(want: Mapping[str, int] | Sequence[int], model: ModelFacts, context: Context) -> bool:
-    """Return whether the heads per rank match; False if the number is unknown or not an integer."""
-    if not model.heads or model.heads % context.tp:
-        return False
-    heads = model.heads // context.tp
-    return _between(want, heads) if isinstance(want, Mapping) else heads in want
-
-
-_CONDITIONS: Mapping[str, Any] = {
-    "gfx": lambda want, model, context: context.gfx in want,
-    "gpu": lambda want, model, context: context.gpu in want,
-    "objective": lambda want, model, context: context.objective in want,
-    "compute": lambda want, model, context: context.compute in want,
-    "memory": lambda want, model, context: context.memory in want,
-    "kv_cache": lambda want, model, context: context.kv_cache in want,
-    "engine": lambda want, model, context: context.engine in want,
-    "balancing": lambda want, model, context: context.balancing in want,
-    "workload": lambda want, model, context: any(item in want for item in context.workload),
-    "speculative": lambda want, model, context: context.speculative == want,
-    "speculative_tokens": lambda want, model, context: _between(want, context.speculative_tokens),
-    "tp": lambda want, model, context: _between(want, context.tp),
-    "pp": lambda want, model, context: _between(want, context.pp),
-    "dp": lambda want, model, context: _between(want, context.dp),
-    "nodes": lambda want, model, context: _between(want, context.nodes),
-    "devices": lambda want, model, context: _between(want, context.devices),
-    "instances_per_gpu": lambda want, model, context: _between(want, context.instances_per_gpu),
-    "moe": lambda want, model, context: model.moe == want,
-    "mla": lambda want, model, context: model.mla == want,
-    "sparse": lambda want, model, context: model.sparse == want,
-    "heads_per_rank": _heads_per_rank,
-    "sinks": lambda want, model, context: model.sinks == want,
-    "sliding_window": lambda want, model, context: model.sliding_window == want,
-    "multimodal": lambda want, model, context: model.multimodal == want,
-    "kv_scales": lambda want, model, context: model.kv_scales == want,
-    "quantization": lambda want, model, context: model.quantization in want,
-    "head_size": lambda want, model, context: model.head_size in want,
-    "repositories": lambda want, model, context: named(model.repository, want),
-}
+def condition_facts(model: ModelFacts, context: Context) -> dict[str, Any]:
+    """Return the facts that the conditions of recipes name; None of a model's is UNKNOWN."""
+    heads, tp = model.heads, context.tp
+    return {
+        **{name: UNKNOWN if value is None else value for name, value in vars(model).items()},
+        **vars(context),
+        "devices": context.devices,
+        "heads_per_rank": heads // tp if heads and not heads % tp else UNKNOWN,
+    }
 
 
 def select_recipes(
@@ -272,6 +199,7 @@ def select_recipes(
     number of conditions, then the later entry.
     """
     decided = dict(given or {})
+    facts = condition_facts(model, context).__getitem__
     ranked: dict[str, list[tuple[Rank, RecipeChoice]]] = {}
     fitting = [(level, recipe) for recipe in recipes for level in (fit(recipe, model),) if level is not None]
     entries = [
@@ -279,13 +207,13 @@ def select_recipes(
         for number, (level, entry) in enumerate(
             (level, entry) for level, recipe in fitting for entry in recipe.settings
         )
-        if holds(entry.when, model, context)
+        if holds(entry.when, facts)
     ]
     for waiting in (False, True):  # entries that depend on other settings come second
         found = {name: max(items, key=lambda item: item[0])[1].value for name, items in ranked.items()}
         known = {**found, **decided}
         for level, number, entry in entries:
-            if bool(entry.needs) == waiting and agrees(entry.needs, known):
+            if bool(entry.needs) == waiting and holds(entry.needs, settings_facts(known)):
                 own = context.release.fork in entry.when.get("forks", ())
                 rank = (level, own, len(entry.when) + len(entry.needs), number)
                 for name, value in entry.settings.items():
@@ -299,9 +227,9 @@ def select_recipes(
         for _unused, recipe in fitting
         for entry in recipe.rules
         if (entry.when or entry.needs or entry.unless)
-        and holds(entry.when, model, context)
-        and agrees(entry.needs, known)
-        and not (entry.unless and agrees(entry.unless, known))
+        and holds(entry.when, facts)
+        and holds(entry.needs, settings_facts(known))
+        and not (entry.unless and holds(entry.unless, settings_facts(known)))
     )
     return RecipeSelection(choices, advice)
 
@@ -315,9 +243,9 @@ def statement(recipes: Sequence[Recipe], name: str) -> Advice:
     raise KeyError(name)
 
 
-def agrees(needs: Mapping[str, Sequence[Value]], known: Mapping[str, Value]) -> bool:
-    """Return whether other settings have the values that an entry requires."""
-    return all(name in known and known[name] in values for name, values in needs.items())
+def settings_facts(known: Mapping[str, Value]) -> Facts:
+    """Return the facts that `with` and `unless` name: other settings; one that nothing decided is UNKNOWN."""
+    return lambda name: known.get(name, UNKNOWN)
 
 
 def _winner(items: Sequence[tuple[Rank, RecipeChoice]]) -> RecipeChoice:

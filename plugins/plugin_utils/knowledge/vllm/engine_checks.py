@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .conditions import THERE, UNKNOWN, Condition, bound, evaluate, holds, names, reasons
+from ..rules.conditions import THERE, UNKNOWN, Condition, bound, evaluate, holds, names, reasons
 from .env_vars import EnvTable
 from .flag_values import Value, convert, token
 from .flags import Flag, FlagTable

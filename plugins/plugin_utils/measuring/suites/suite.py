@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...knowledge.catalog.recipes import named
+from ...knowledge.rules.repositories import named
 from ...knowledge.vllm.flag_values import Value
 from ..measurement.requests import LoadPoint
 from ..measurement.slo_search import SearchRules

@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate the conditions of catalog/vllm/checks.json, of which a part may be unknown.
+"""Evaluate the catalogue's conditions, in recipes, refusals and checks: the only interpreter that they have.
 
-catalog/tools/checks.py describes their form. A condition holds only if it holds whatever the unknown parts are.
+Use `holds(condition, facts)`. A condition has one of two forms, and each may contain the other:
+
+* a map, as people write it: every entry must hold. A key is the name of a fact; its value is the value that the fact
+  has, a list of such values (a fact that is a list has one of them), or a map of tests (`TESTS`, and `not`). Other keys
+  are `since` and `until` (releases), `forks`, `repositories` (patterns), `any`, `all` (lists of conditions) and `not`;
+* a list with an operator first, a fact by its name, or None for what is not known, as in catalog/vllm/checks.json;
+  catalog/tools/checks.py describes it. Rules use it to compare facts with each other.
+
+Facts may be unknown. A condition holds only if it holds whatever the unknown ones are.
 """
 
 from __future__ import annotations
 
+import json
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ....module_utils.common.errors import suggest
+from .repositories import named
+
 Condition = Any
-"""A fact by its name, a list with an operator first, or None for what is not known."""
+"""A map, a fact by its name, a list with an operator first, or None for what is not known."""
 
 
 class _Unknown:
@@ -28,7 +41,9 @@ THERE = object()
 """A value that is there and not None, of which nothing else is known."""
 
 Facts = Callable[[str], Any]
-"""Returns the value of a fact, or UNKNOWN."""
+"""Returns the value of a fact, or UNKNOWN. `release` is a Release, and `line` the Timeline that it is in."""
+SPAN = ("since", "until", "forks")
+"""Keys of a map that its fact `release` is compared with."""
 
 _TYPES: Mapping[str, type] = {
     "int": int, "str": str, "float": float, "bool": bool, "list": list, "dict": dict,
@@ -39,6 +54,63 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "+": operator.add, "-": operator.sub,
     "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "/": operator.truediv,
 }  # fmt: skip
+
+
+def read_map(value: Any) -> Mapping[str, Any] | None:
+    """Return a map, or the one that a JSON text holds; None for anything else."""
+    if isinstance(value, str):
+        value = _read_json(value)
+    return value if isinstance(value, Mapping) else None
+
+
+def _read_json(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _count(value: Any) -> bool:
+    """Whether a value is a whole number, or a text or a fraction that says the same."""
+    if isinstance(value, str):
+        return value.strip().lstrip("+-").isdigit()
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+
+
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "map": lambda value: isinstance(value, Mapping),
+    "json map": lambda value: read_map(value) is not None,
+    "list": lambda value: isinstance(value, (list, tuple)),
+    "text": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "count": _count,
+    "map of counts": lambda value: isinstance(value, Mapping) and all(map(_count, value.values())),
+}
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _mentions(value: Any, words: Sequence[str]) -> bool:
+    return any(word in text for text in _items(value) for word in words)
+
+
+TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "min": lambda value, least: bool(value >= least),
+    "max": lambda value, most: bool(value <= most),
+    "below": lambda value, limit: bool(value < limit),
+    "given": lambda value, wanted: (value is not None) == wanted,
+    "empty": lambda value, wanted: (not value) == wanted,
+    "is": lambda value, kind: _KINDS[kind](value),
+    "like": lambda value, pattern: any(re.match(pattern, str(item)) for item in _items(value)),
+    "mentions": _mentions,
+    "keys": lambda value, names: set(value) == set(names),
+}
+"""What a map may test a fact with: limits; whether it is there, or empty; its kind; a regular expression that it, or an
+item of it, begins with; words of which it, or an item of it, has one; the keys of a map."""
 
 
 def holds(condition: Condition, facts: Facts) -> bool:
@@ -59,6 +131,8 @@ def evaluate(condition: Condition, facts: Facts) -> Any:
         return UNKNOWN
     if isinstance(condition, str):
         return facts(condition)
+    if isinstance(condition, Mapping):
+        return _joined(False, _entries(condition, facts))
     sign, *parts = condition
     if sign == "=":
         return parts[0]
@@ -77,6 +151,54 @@ def evaluate(condition: Condition, facts: Facts) -> Any:
     if sign == "any":
         return _quantified(parts, facts)
     return _computed(sign, [evaluate(part, facts) for part in parts])
+
+
+def _entries(condition: Mapping[str, Any], facts: Facts) -> Iterator[bool | None]:
+    """Yield whether each entry of a map holds, the span of releases first."""
+    if any(key in condition for key in SPAN):
+        yield _released(condition, facts)
+    for name, wanted in condition.items():
+        if name in ("any", "all"):
+            yield truth(_joined(name == "any", (truth(evaluate(part, facts)) for part in wanted)))
+        elif name == "not":
+            yield truth(evaluate(["not", wanted], facts))
+        elif name == "repositories":
+            yield named(facts("repository"), wanted)
+        elif name not in SPAN:
+            yield _passes(facts(name), wanted)
+
+
+def _released(condition: Mapping[str, Any], facts: Facts) -> bool:
+    """Return whether the release is one of the forks that are named, or in the span, where there is one."""
+    release = facts("release")
+    if "forks" in condition:
+        if release.fork in condition["forks"]:
+            return True
+        if "since" not in condition and "until" not in condition:
+            return False
+    inside: bool = facts("line").inside(condition.get("since"), condition.get("until"), release.index)
+    return inside
+
+
+def _passes(value: Any, wanted: Any) -> bool | None:
+    """Return whether a fact's value is as wanted; None if that is unknown."""
+    if value is UNKNOWN or value is THERE:
+        return None
+    if isinstance(wanted, Mapping):
+        return truth(_joined(False, (_passed(value, name, limit) for name, limit in wanted.items())))
+    if isinstance(wanted, (list, tuple)):
+        return any(item in wanted for item in _items(value))
+    return bool(value == wanted)
+
+
+def _passed(value: Any, test: str, limit: Any) -> bool | None:
+    if test == "not":
+        passes = _passes(value, limit)
+        return None if passes is None else not passes
+    try:
+        return TESTS[test](value, limit)
+    except TypeError:
+        return None
 
 
 def bound(name: str, value: Any, facts: Facts) -> Facts:
@@ -139,6 +261,14 @@ def _computed(sign: str, values: Sequence[Any]) -> Any:
             return max(*values) if sign == "max" else min(*values)
         if sign == "set":
             return list(dict.fromkeys(values[0]))
+        if sign == "mentions":
+            return _mentions(*values)
+        if sign == "only":
+            return [item for item in values[0] if item in values[1]]
+        if sign == "json":
+            return _read_json(values[0])
+        if sign == "suggest":
+            return suggest(*values)
         if sign == "at":
             return values[0][values[1]]
         if sign == "isinstance":
