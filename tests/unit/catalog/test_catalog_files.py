@@ -18,12 +18,14 @@ from tests.helpers.some import some
 from tests.worlds.catalogue import CATALOG, knowledge
 
 VLLM = sorted(path for path in (CATALOG / "vllm").iterdir() if path.is_file())
+REFUSALS = sorted((CATALOG / "vllm/refusals").glob("*.yml"))
 RECIPES = sorted((CATALOG / "recipes").glob("*.yml"))
 SUITES = sorted((CATALOG / "suites").glob("*.yml"))
 BASELINES = sorted((CATALOG / "baselines").glob("*.json"))
 ONE_SOURCE = ("parser", "bench_settings", "bench_results")  # the file's own source holds for all its entries
 WITH_SOURCES = [
     *(path for path in VLLM if path.suffix == ".yml" and path.stem not in ONE_SOURCE),
+    *REFUSALS,
     *RECIPES,
     *(path for path in SUITES if path.stem != "quick"),  # a load of our own
     CATALOG / "images.yml",
@@ -52,6 +54,11 @@ def schema(name: str) -> Any:
 def test_vllm_files_match_their_schema(path: Path) -> None:
     definitions = schema("vllm")["$defs"]
     assert problems(read(path), {"$defs": definitions, "$ref": f"#/$defs/{path.stem}"}) == []
+
+
+@pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.name)
+def test_refusals_match_their_schema(path: Path) -> None:
+    assert problems(read(path), schema("refusals")) == []
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
@@ -87,6 +94,7 @@ def test_other_files_match_their_schema(name: str) -> None:
     "name",
     [
         "vllm",
+        "refusals",
         "recipe",
         "images",
         "host_items",
@@ -148,7 +156,7 @@ def releases_in(document: Any) -> Iterator[str]:
             yield from releases_in(item)
 
 
-@pytest.mark.parametrize("path", [*VLLM, *RECIPES], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*VLLM, *REFUSALS, *RECIPES], ids=lambda path: path.name)
 def test_releases_are_known(path: Path) -> None:
     assert sorted(set(releases_in(read(path))) - set(knowledge().line.releases)) == []
 

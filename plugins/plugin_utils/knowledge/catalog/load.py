@@ -14,6 +14,7 @@ from typing import Any
 
 from ....module_utils.common.errors import FleetError, Problem, suggest
 from ....module_utils.engines.versions import Release, Timeline, timeline
+from ..rules.refusals import RefusalRule, parse_refusals
 from ..vllm.config_keys import ConfigKeys
 from ..vllm.engine_checks import Check, engine_checks
 from ..vllm.env_vars import EnvTable, env_table
@@ -173,6 +174,12 @@ class Knowledge:
         paths = sorted((self.root / "recipes").glob("*.yml"))
         found = [parse_recipe(read_yaml(path)) for path in paths]
         return tuple(sorted(found, key=lambda recipe: not recipe.match.get("all")))
+
+    # One object per run holds the catalogue for its whole life. pylint: disable=method-cache-max-size-none
+    @functools.cache  # noqa: B019
+    def refusals(self, name: str) -> tuple[RefusalRule, ...]:
+        """Return the rules of a file of vllm/refusals."""
+        return parse_refusals(self._yaml(f"vllm/refusals/{name}.yml"))
 
     @property
     def models(self) -> Mapping[str, Any]:

@@ -59,17 +59,11 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
 def read_map(value: Any) -> Mapping[str, Any] | None:
     """Return a map, or the one that a JSON text holds; None for anything else."""
     if isinstance(value, str):
-        value = _read_json(value)
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
     return value if isinstance(value, Mapping) else None
-
-
-def _read_json(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
 
 
 def _count(value: Any) -> bool:
@@ -265,8 +259,8 @@ def _computed(sign: str, values: Sequence[Any]) -> Any:
             return _mentions(*values)
         if sign == "only":
             return [item for item in values[0] if item in values[1]]
-        if sign == "json":
-            return _read_json(values[0])
+        if sign == "join":
+            return " and ".join(map(str, values[0]))
         if sign == "suggest":
             return suggest(*values)
         if sign == "at":
@@ -293,6 +287,13 @@ def names(condition: Condition) -> Iterator[str]:
     if isinstance(condition, str):
         if not condition.startswith(ITEM):
             yield condition
+    elif isinstance(condition, Mapping):
+        for name, wanted in condition.items():
+            if name in ("any", "all", "not"):
+                for part in [wanted] if name == "not" else wanted:
+                    yield from names(part)
+            elif name not in SPAN:
+                yield name
     elif isinstance(condition, Sequence) and condition[0] not in ("=", "enum"):
         for part in condition[1:]:
             yield from names(part)

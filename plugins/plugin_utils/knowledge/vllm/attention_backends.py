@@ -199,10 +199,6 @@ class Backends:
         return tuple(found)
 
 
-AUTO_SINCE = "0.18.0"
-"""The release that takes auto for a backend's name; vllm/config/attention.py."""
-
-
 def check_named(backends: Backends, name: str) -> Finding | None:
     """Check a backend's name, as in --attention-backend or VLLM_ATTENTION_BACKEND; None if it is valid on ROCm.
 
@@ -212,8 +208,6 @@ def check_named(backends: Backends, name: str) -> Finding | None:
     by = backends.named_by()
     others = {text for rule in backends._spans(backends.data["others"]) for text in rule["names"]}
     if by is None or name.upper() in {*backends.names(), *others}:
-        return None
-    if name.upper() == "AUTO" and backends.line.inside(AUTO_SINCE, None, backends.release.index):
         return None
     what = f"{name} is no attention backend of vLLM {backends.release.requested} on ROCm"
     fix = f"Use one of {', '.join(backends.names())}, or leave it out."

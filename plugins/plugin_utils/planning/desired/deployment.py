@@ -40,6 +40,7 @@ BALANCING = ("internal", "hybrid", "external")
 WORKLOADS = ("synthetic", "short-input")
 FORMATS = ("safe", "any")
 MAX = "max"
+VERSION_EXAMPLE = '"0.11.1"'
 MAX_WEIGHT = 256  # HAProxy's
 
 
@@ -286,7 +287,8 @@ def _version(check: Checker, values: dict[str, Any], path: Path) -> str:
     if "vllm_version" not in values:
         return ""
     where: Path = (*path, "vllm_version")
-    version = check.text(values["vllm_version"], where, "", r"\d+\.\d+.*", 'a version in quotes: "0.11.1"')
+    wanted = f"a version in quotes: {VERSION_EXAMPLE}"
+    version = check.text(values["vllm_version"], where, "", r"\d+\.\d+.*", wanted)
     return version
 
 

@@ -34,13 +34,14 @@ def refused(
     """An attention backend that the operator named, or latent attention's, that cannot run this model."""
     name = tuned.known.get("attention_backend")
     backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
-    wrong = _wrong_kind(deployment, tuned, model, backends) if engine.platform == ROCM else ()
+    rules = knowledge.rules("engine", tuned.release)
+    wrong = _wrong_kind(deployment, tuned, model, backends, rules) if engine.platform == ROCM else ()
     if wrong:
         return wrong
     if _latent(tuned, model) and engine.platform == ROCM:  # vLLM's own choice may stop it too
         name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": bool(model.sparse)})
     elif engine.platform == ROCM and not isinstance(name, str):
-        return _no_backend(deployment, tuned, model, engine, backends)
+        return _no_backend(deployment, tuned, model, engine, backends) if rules["compares_backends"] else ()
     if not isinstance(name, str) or name not in knowledge.backends["backends"]:
         return ()
     return tuple(
@@ -50,7 +51,11 @@ def refused(
 
 
 def _wrong_kind(
-    deployment: Deployment, tuned: TunedSettings, model: ModelFacts, backends: Backends
+    deployment: Deployment,
+    tuned: TunedSettings,
+    model: ModelFacts,
+    backends: Backends,
+    rules: Mapping[str, Any],
 ) -> tuple[Problem, ...]:
     """A named backend for the other kind of attention, or one within attention_config that ROCm has not."""
     inner = tuned.args.get("--attention-config")
@@ -66,7 +71,7 @@ def _wrong_kind(
             return (Problem(deployment.path, f"attention_config: {finding.what}.", finding.fix),)
     named = backends.called(str(given or "").upper())
     kind = MLA if _latent(tuned, model) else DENSE
-    ignored = kind == DENSE and not tuned.inside("0.13.0")
+    ignored = kind == DENSE and not rules["kind_of_backend"]
     if named is None or named[1] == kind or ignored or not model.architectures or not tuned.release.exact:
         return ()
     what = (
@@ -78,10 +83,10 @@ def _wrong_kind(
 def _no_backend(
     deployment: Deployment, tuned: TunedSettings, model: ModelFacts, engine: EngineConfig, backends: Backends
 ) -> tuple[Problem, ...]:
-    """What no attention backend takes among those from which vLLM chooses; it compares them since 0.18.0."""
+    """What no attention backend takes among those from which vLLM chooses."""
     asked = {"block_size": engine.block_size, "kv_cache_dtype": engine.kv_cache_dtype}
     given = {key: value for key, value in asked.items() if f"--{key.replace('_', '-')}" in tuned.args}
-    if not given or not tuned.inside("0.18.0"):
+    if not given:
         return ()
     dtype = str(given.get("kv_cache_dtype"))
     if dtype.startswith(OWN_BACKEND):

@@ -17,6 +17,7 @@ from ...knowledge.catalog.quantization import UNKNOWN, QuantizationTable, method
 from ..desired.deployment import Deployment
 from ..tuning.companion_models import mapping
 from ..tuning.tune import OTHER_PLATFORMS, TunedSettings
+from .places import any_of, operators_key
 
 Found = Iterator[tuple[str, str, str]]
 """The argument, what is wrong with it, and what to do."""
@@ -60,7 +61,7 @@ def checkpoint_refusals(
     version = tuned.release.requested
     texts = [(argument, f"vLLM {version} stops at its start: {what}", fix) for argument, what, fix in found]
     if tuned.release.exact and not tuned.release.fork:
-        return tuple(Problem(_path(deployment, name), what, fix) for name, what, fix in texts), tuple(doubts)
+        return tuple(Problem(_place(deployment, name), what, fix) for name, what, fix in texts), tuple(doubts)
     return (), (*(f"{what} {fix}" for _name, what, fix in texts), *doubts)
 
 
@@ -112,13 +113,13 @@ def _checkpoint(tuned: TunedSettings, facts: QuantizationTable, config: Mapping[
     accepted = facts.accepted(held, model)
     allowed = tuned.args.get("--allow-deprecated-quantization")
     if running is None and wanted:
-        fix = f"Leave quantization out{f', or use {_or(accepted)}' if accepted else ''}."
+        fix = f"Leave quantization out{f', or use {any_of(accepted)}' if accepted else ''}."
         yield "quantization", f"the checkpoint is quantized with {own}, and quantization is {wanted}.", fix
     elif running is None or running not in facts.methods:
         what = f"it cannot run the checkpoint, which is quantized with {own}."
         yield "model", what, "Use another checkpoint of the model, or an image with a newer vLLM."
     elif not wanted and not facts.methods[running].rocm:
-        other = f"Set quantization: {_or(accepted)}" if accepted else "Use another checkpoint of the model"
+        other = f"Set quantization: {any_of(accepted)}" if accepted else "Use another checkpoint of the model"
         what = f"it would run the checkpoint with the quantization method {running}, which is not for ROCm."
         yield "model", what, f"{other}, or use another image."
     elif not wanted and facts.methods[running].deprecated and not allowed:
@@ -141,9 +142,9 @@ def _unquantized(
         return
     online = [item for item in ("fp8", "bitsandbytes") if item in facts.methods and facts.methods[item].rocm]
     what = f"the checkpoint's config.json has no quantization_config, which quantization {name} needs"
-    what += f", and it has no {_or(list(method.files))} either." if method.files else "."
+    what += f", and it has no {any_of(method.files)} either." if method.files else "."
     fix = f"Use a checkpoint that is quantized with {name}, or leave quantization out."
-    yield "quantization", what, f"{fix} {_or(online)} quantizes while it loads." if online else fix
+    yield "quantization", what, f"{fix} {any_of(online)} quantizes while it loads." if online else fix
 
 
 def _draft(tuned: TunedSettings, facts: QuantizationTable, rocm: bool) -> Found:
@@ -181,7 +182,7 @@ def _dtype(
         return
     what = f"the quantization method {running} does not compute in {dtype}."
     whose = "" if given != "auto" else f" The model's config.json says {dtype}."
-    yield "dtype", what + whose, f"Set dtype: {_or(list(method.dtypes[::-1]))}."
+    yield "dtype", what + whose, f"Set dtype: {any_of(method.dtypes[::-1])}."
 
 
 def _own_dtype(config: Mapping[str, Any], types: Sequence[str]) -> str:
@@ -203,17 +204,7 @@ def _format(tuned: TunedSettings, knowledge: Knowledge) -> Found:
         yield "config_format", f"it has no config format {given}.", suggest(str(given), known)
 
 
-def _path(deployment: Deployment, name: str) -> Path:
-    """The operator's key; the deployment's where a recipe or the model chose it."""
+def _place(deployment: Deployment, name: str) -> Path:
     if name == "model":
         return (*deployment.path, name)
-    places = {"speculative_config": ("speculative_config", "speculative")}.get(name, (name,))
-    for part in ("engine_args", "settings"):
-        for key, _value in getattr(deployment, part):
-            if key.lstrip("-").replace("-", "_") in places:
-                return (*deployment.path, part, key)
-    return deployment.path
-
-
-def _or(names: Sequence[str]) -> str:
-    return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else "".join(names)
+    return operators_key(deployment, (name, "speculative") if name == "speculative_config" else (name,))

@@ -17,11 +17,10 @@ from ...knowledge.catalog.images import CUDA, ImageFacts
 from ...knowledge.catalog.load import Knowledge
 from ...knowledge.catalog.models import NamedModel, named_model, nearest_names
 from ...knowledge.sizing.fit import CATALOGUE, GIVEN, HUB
-from ..desired.deployment import Deployment
+from ..desired.deployment import VERSION_EXAMPLE, Deployment
 from ..desired.fleet import LOOPBACK, Host
 from ..feasibility.drafts import Draft
 from ..feasibility.feasibility import Feasibility, KnownModel, check_feasibility
-from ..feasibility.model_refusals import model_refusals
 from ..feasibility.start_refusals import start_refusals
 from ..pins.lockfile import Lock, ModelPin
 from ..pins.registry_override import pulled_name
@@ -188,9 +187,9 @@ class InstanceFactory:
         except ValueError as error:
             key = "vllm_version" if deployment.vllm_version else "image"
             what = f"{error}." if software.vllm else "contains no vLLM that could be found."
-            fix = "Use an image with vLLM 0.6.3 or newer."
+            fix = f"Use an image with vLLM {self.knowledge.line.releases[0]} or newer."
             if not software.vllm:
-                fix += ' If it contains one, set vllm_version: "0.11.1" in the deployment.'
+                fix += f" If it contains one, set vllm_version: {VERSION_EXAMPLE} in the deployment."
             problem = Problem((*deployment.path, key), what, fix)
             return DeploymentDecision(None, Feasibility(), (problem,))
 
@@ -215,8 +214,7 @@ class InstanceFactory:
         verdict = replace(verdict, start_key=key, warnings=(*verdict.warnings, *more))
         wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
         wrong += (*unnamed_repositories(deployment), *wrong_dockerfile(deployment, self.knowledge.forks))
-        wrong += start_refusals(deployment, tuned, config)
-        stops, doubts = model_refusals(deployment, tuned, config, self.knowledge)
+        stops, doubts = start_refusals(deployment, tuned, config, self.knowledge)
         wrong, verdict = (*wrong, *stops), replace(verdict, warnings=(*verdict.warnings, *doubts))
         return DeploymentDecision(tuned, verdict, wrong)
 
@@ -327,7 +325,5 @@ def _unknown(deployment: Deployment, host: Host) -> Problem:
     what = (
         f"the vLLM version in {deployment.image_ref} is unknown: the tag moves, or is not in the catalogue."
     )
-    fix = (
-        'Set vllm_version ("0.11.1") in the deployment, or plan with a node on which the image can be probed.'
-    )
+    fix = f"Set vllm_version ({VERSION_EXAMPLE}) in the deployment, or plan with a node on which the image can be probed."
     return Problem((*deployment.path, key), what, fix, (host.name,))

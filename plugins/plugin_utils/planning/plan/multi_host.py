@@ -9,7 +9,7 @@ from typing import Any
 
 from ....module_utils.common.errors import Problem
 from ..desired.actions import ALIVE, Action
-from ..tuning.parallel import uses_ray
+from ..tuning.parallel import launcher_since, uses_ray
 from .stages import HostStages
 
 Key = tuple[Any, ...]
@@ -128,7 +128,7 @@ def _ray_mixes(host: str, head: str, mine: Any, theirs: Any) -> Iterable[Problem
         each = f"{own.get(name, 'not set')} on {host} and {given.get(name, 'not set')} on {head}"
         what = f"{name} is {each}, but with Ray all hosts get the head's value."
         fix = (
-            "Use vLLM's own launcher (vLLM 0.11.1 or newer, no executor), or give interfaces and devices the same "
-            "names."
+            f"Use vLLM's own launcher (vLLM {launcher_since(mine.tuned.table)} or newer, no executor), or give "
+            "interfaces and devices the same names."
         )
         yield Problem((*mine.deployment.path, "nodes"), what, fix, (host,))

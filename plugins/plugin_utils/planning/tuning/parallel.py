@@ -65,6 +65,11 @@ def parallel_args(deployment: Deployment, slot: Slot, table: FlagTable) -> tuple
     return tuple(found)
 
 
+def launcher_since(table: FlagTable) -> str:
+    """Return the first release with a launcher for several hosts."""
+    return str(table.ever["--nnodes"]["present"][0][0])
+
+
 def problems(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
     """Return the features of the deployment that a release lacks, with the release that introduced them."""
     if uses_ray(deployment, table):
@@ -95,7 +100,8 @@ def _other_executor(deployment: Deployment, table: FlagTable) -> tuple[Problem, 
     ):
         asked = dict(values).get(key)
         if asked not in (None, "ray"):
-            what = f"{asked} cannot span hosts in vLLM {table.release.requested}; it can from 0.11.1 on."
+            since = launcher_since(table)
+            what = f"{asked} cannot span hosts in vLLM {table.release.requested}; it can from {since} on."
             fix = "Use a newer vLLM, or leave it out: older releases join hosts with Ray."
             return (Problem((*deployment.path, where, key), what, fix),)
     return ()
