@@ -160,6 +160,8 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
     "How is it known what vLLM refuses after its parser?": (
         "what-vllm-refuses-after-its-parser",
         {
+            "catalog/vllm/refusals/options.yml": "refusals:",
+            "docs/catalogue.md": "## Refusals",
             "tests/oracles/real_engines_runner.py": "create_engine_config",
             "tests/oracles/engine_options.py": "GROUPS",
             "tests/oracles/engine_cases.py": "LEFT_OUT",
