@@ -13,13 +13,14 @@ import random
 import sys
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import model_shape
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import (
     EngineConfig,
     Fit,
     fit,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.kv_cache import CacheRules
+
+from tests.worlds.catalogue import model_shape
 
 Config = dict[str, Any]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.module_utils.engines.versions import Timeline
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import Knowledge
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes import shape
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import ModelShape
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.kv_cache import CacheRules
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import FlagTable
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import (
@@ -42,6 +44,15 @@ def matrix() -> dict[str, Any]:
 def kv_rules(version: str) -> CacheRules:
     """How a release lays out the KV cache."""
     return CacheRules.of(knowledge().rules("kv_cache", knowledge().release(version)))
+
+
+def model_shape(
+    config: Mapping[str, Any],
+    files: Sequence[tuple[str, int]] | None = None,
+    index_total: int | None = None,
+) -> ModelShape:
+    """The shape of a model, with the catalogue's families."""
+    return shape.model_shape(config, knowledge().families, files, index_total)
 
 
 def covered(line: Timeline, since: str | None, until: str | None) -> tuple[str, ...]:

@@ -6,14 +6,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import (
-    ModelShape,
-    model_shape,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import ModelShape
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import EngineConfig
 
 from tests import ROOT
-from tests.worlds.catalogue import kv_rules
+from tests.worlds.catalogue import kv_rules, model_shape
 
 DATA = ROOT / "tests/data/fit"
 CONFIGS = {

@@ -82,7 +82,17 @@ def test_baselines_match_their_schema(path: Path) -> None:
     assert problems(read(path), schema("baselines")) == []
 
 
-OTHERS = ["images", "host_items", "models", "licenses", "hubs", "sources", "accuracy", "gpu_acceptance"]
+OTHERS = [
+    "images",
+    "host_items",
+    "models",
+    "families",
+    "licenses",
+    "hubs",
+    "sources",
+    "accuracy",
+    "gpu_acceptance",
+]
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -99,6 +109,7 @@ def test_other_files_match_their_schema(name: str) -> None:
         "images",
         "host_items",
         "models",
+        "families",
         "baselines",
         "sources",
         "suite",
@@ -135,7 +146,9 @@ def test_sources_are_listed(path: Path) -> None:
 
 def test_no_source_is_unused() -> None:
     used = {source.partition("#")[0] for path in WITH_SOURCES for source in sources_in(read(path))}
-    used.update(read(CATALOG / f"{name}.yml")["source"] for name in ("models", "licenses", "hubs"))
+    used.update(
+        read(CATALOG / f"{name}.yml")["source"] for name in ("models", "families", "licenses", "hubs")
+    )
     used.update((reasons.VLLM_CLI, reasons.VLLM_ENV, reasons.VLLM_ROCM, reasons.HUB_ENV, reasons.ISOLATION))
     used.update((reasons.VLLM_COMPILE, reasons.VLLM_STARTUP_PLAN, reasons.VLLM_LOADER))
     for path in BASELINES:

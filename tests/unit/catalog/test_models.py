@@ -9,9 +9,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.m
     named_model,
     nearest_names,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import model_shape
 
-from tests.worlds.catalogue import knowledge
+from tests.worlds.catalogue import knowledge, model_shape
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.models import named_model
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import (
-    ModelShape,
-    model_shape,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import ModelShape
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import (
     EngineConfig,
     Fit,
@@ -24,7 +21,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.feasibilit
     with_draft,
 )
 
-from tests.worlds.catalogue import knowledge
+from tests.worlds.catalogue import knowledge, model_shape
 from tests.worlds.plan_world import deployment, plan
 
 GIB = 1 << 30
@@ -52,7 +49,7 @@ SMALL = Draft("meta-llama/Llama-3.1-8B-Instruct", config("meta-llama/Llama-3.1-8
 
 def both(model: ModelShape, draft: Draft, **keys: Any) -> tuple[Fit, Fit]:
     alone = engine(**keys)
-    return fit(model, alone), fit(model, with_draft(alone, draft, model))
+    return fit(model, alone), fit(model, with_draft(alone, draft, model, knowledge().families))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +70,7 @@ def test_the_models_own_layers_that_draft() -> None:
     assert GIB < drafted.weights_bytes_per_gpu - alone.weights_bytes_per_gpu < 3 * GIB
     assert any("multi-token prediction layers are not loaded" in note for note in alone.notes)
     assert not any("are not loaded" in note for note in drafted.notes)
-    assert "model's own layers that draft" in draft_notes(Draft(), R1)[0]
+    assert "model's own layers that draft" in draft_notes(Draft(), R1, knowledge().families)[0]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def test_the_models_own_layers_that_draft() -> None:
     ],
 )
 def test_what_is_said_of_it(draft: Draft, text: str) -> None:
-    assert text in draft_notes(draft, LARGE)[0]
+    assert text in draft_notes(draft, LARGE, knowledge().families)[0]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
     "The plan gives a range for my model.": (
         "add-a-family-of-models",
         {
-            "plugins/plugin_utils/knowledge/shapes/families.py": "FAMILIES: ",
+            "catalog/families.yml": "families:",
             "plugins/plugin_utils/knowledge/shapes/family.py": "Attributes:",
             "plugins/plugin_utils/knowledge/shapes/special.py": "READERS: ",
             "tests/oracles/held_out_shapes.py": "ADDED: ",

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.families import FAMILIES
 
 from tests import ROOT
 from tests.worlds.catalogue import knowledge
@@ -47,8 +46,8 @@ def either(words: set[str]) -> re.Pattern[str]:
 
 
 RELEASES = either(set(knowledge().line.releases))
-KINDS = {word.group() for kind in FAMILIES if (word := re.match("[a-z]+", kind))}
-MODELS = either({*FAMILIES, *KINDS, *knowledge().architectures} - set(ENGLISH))
+KINDS = {word.group() for kind in knowledge().families if (word := re.match("[a-z]+", kind))}
+MODELS = either({*knowledge().families, *KINDS, *knowledge().architectures} - set(ENGLISH))
 
 
 def test_no_release_stands_in_the_code() -> None:

@@ -8,8 +8,6 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.families import FAMILIES
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import model_shape
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.decode import decode_step
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import (
     fit,
@@ -18,6 +16,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fi
 )
 
 from tests import ROOT
+from tests.worlds.catalogue import knowledge, model_shape
 from tests.worlds.fit_world import engine
 
 RECORDED = json.loads((ROOT / "tests/data/fit/config_shapes.json").read_text())
@@ -89,7 +88,7 @@ def test_every_name_that_vllm_registers(shape: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_family(shape: str) -> None:
-    for kind in FAMILIES:
+    for kind in knowledge().families:
         sized({"model_type": kind, **SHAPES[shape]}, {}, {"tp": 8})
 
 

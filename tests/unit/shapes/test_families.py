@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes import shape as reading
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.families import FAMILIES
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import model_shape
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import fit
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit_result import Fit, FitRange
 
 from tests import ROOT
 from tests.oracles.fit_cases import planned
-from tests.worlds.catalogue import kv_rules
+from tests.worlds.catalogue import knowledge, kv_rules, model_shape
 from tests.worlds.fit_world import engine
 
 GIB = 1 << 30
@@ -90,19 +88,18 @@ def test_a_state_space_without_attention(kind: str) -> None:
         assert found.max_concurrency > 1
 
 
-def test_dbrx_is_not_planned_onto_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dbrx_is_not_planned_onto_one_gpu() -> None:
     known = fit(model_shape(DBRX), engine())
     assert known.weights_bytes_per_gpu / GIB == pytest.approx(245.1, rel=0.01)
     assert not known.fits
-    monkeypatch.setattr(reading, "FAMILIES", {})
-    unknown = fit(model_shape(DBRX), engine())
+    unknown = fit(reading.model_shape(DBRX, {}), engine())
     assert unknown.between
     low, high = unknown.between.weights_bytes_per_gpu
     assert low < known.weights_bytes_per_gpu < high
     assert not unknown.certain
     # The files' size narrows it, and leaves no case in which it fits.
     files = [("model-00001.safetensors", known.weights_bytes_per_gpu)]
-    assert not fit(model_shape(DBRX, files), engine()).fits
+    assert not fit(reading.model_shape(DBRX, {}, files), engine()).fits
 
 
 LLAVA: dict[str, Any] = {
@@ -166,7 +163,7 @@ def test_the_models_of_2026_are_families() -> None:
         "gemma4_text", "mimo_v2", "mimo_v2_flash", "longcat_flash", "ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense",
         "exaone4", "smollm3", "apertus", "olmoe", "stablelm", "ministral3", "glm4", "glm4_moe_lite", "kimi_linear",
         "internlm2", "minicpm", "minicpm3", "nemotron_h", "jamba",
-    } <= set(FAMILIES)  # fmt: skip
+    } <= set(knowledge().families)  # fmt: skip
 
 
 def test_deepseek_v4_has_fp4_experts_and_pages_of_several_sizes() -> None:

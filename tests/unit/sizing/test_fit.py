@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.recipes import statement
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.checkpoint import weight_files
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import model_shape
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.amd_formula import (
     simple_formula,
 )
@@ -28,7 +27,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.some import some
 from tests.oracles.fit_cases import MODELS, case, planned
-from tests.worlds.catalogue import knowledge, kv_rules
+from tests.worlds.catalogue import knowledge, kv_rules, model_shape
 from tests.worlds.fit_world import CONFIGS, MI300X, engine, model
 
 GIB = 1 << 30

@@ -7,15 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import (
-    ModelShape,
-    model_shape,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import ModelShape
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import EngineConfig, fit
 
 from tests import ROOT
 from tests.oracles.fit_cases import planned
-from tests.worlds.catalogue import kv_rules
+from tests.worlds.catalogue import kv_rules, model_shape
 
 DATA = ROOT / "tests/data/fit"
 GIB = 1 << 30

@@ -8,10 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import (
-    ModelShape,
-    model_shape,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.shape import ModelShape
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.engine_config import (
     EngineConfig,
 )
@@ -22,6 +19,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.re
     reserve,
 )
 
+from tests.worlds.catalogue import model_shape
 from tests.worlds.fit_world import CONFIGS, DATA, engine, model
 
 GIB = 1 << 30

@@ -15,6 +15,7 @@ from typing import Any
 from ....module_utils.common.errors import FleetError, Problem, suggest
 from ....module_utils.engines.versions import Release, Timeline, timeline
 from ..rules.refusals import RefusalRule, parse_refusals
+from ..shapes.family import Families, parse_families
 from ..vllm.config_keys import ConfigKeys
 from ..vllm.engine_checks import Check, engine_checks
 from ..vllm.env_vars import EnvTable, env_table
@@ -180,6 +181,11 @@ class Knowledge:
     def refusals(self, name: str) -> tuple[RefusalRule, ...]:
         """Return the rules of a file of vllm/refusals."""
         return parse_refusals(self._yaml(f"vllm/refusals/{name}.yml"))
+
+    @functools.cached_property
+    def families(self) -> Families:
+        """Return the families of models whose layers are known (families.yml)."""
+        return parse_families(self._yaml("families.yml"))
 
     @property
     def models(self) -> Mapping[str, Any]:

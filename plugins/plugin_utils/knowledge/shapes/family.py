@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traits of model families that config.json omits because the model's code has them: norms, biases and blocks.
 
-Source: the model classes and config defaults of transformers and vllm/model_executor/models/*.py.
+catalog/families.yml has the families. What no trait expresses is read in special.py.
 """
 
 from __future__ import annotations
@@ -61,3 +61,12 @@ class Family:
     state_only: str = ""
     reads: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+Families = Mapping[str, Family]
+"""The families whose layers are known, by the model_type of the text model."""
+
+
+def parse_families(data: Mapping[str, Any]) -> Families:
+    """Return the families of catalog/families.yml."""
+    return {name: Family(**traits) for name, traits in data["families"].items()}

@@ -10,8 +10,7 @@ from typing import Any
 from .bounds import attention_share, keeps_states, large, lean
 from .build import build
 from .checkpoint import CheckpointSize, checkpoint_size
-from .families import FAMILIES
-from .family import Family
+from .family import Families, Family
 from .layers import Layer
 from .model import ModelShape
 from .numbers import ConfigNumbers, flattened, resolved
@@ -35,6 +34,7 @@ _PROJECTOR = 1 << 29
 
 def model_shape(
     config: Mapping[str, Any],
+    families: Families,
     files: Sequence[tuple[str, int]] | None = None,
     index_total: int | None = None,
 ) -> ModelShape:
@@ -45,7 +45,7 @@ def model_shape(
     """
     text = _text(config)
     model_type = str(text.get("model_type") or config.get("model_type") or "")
-    family = FAMILIES.get(model_type)
+    family = families.get(model_type)
     numbers = ConfigNumbers(resolved(text, family.reads, family.defaults) if family else flattened(text))
     size = checkpoint_size(files, index_total)
     missing = _missing(numbers, family or Family())

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...knowledge.shapes.checkpoint import checkpoint_size
+from ...knowledge.shapes.family import Families
 from ...knowledge.shapes.layers import Cache, Layer
 from ...knowledge.shapes.shape import ModelShape, model_shape
 from ...knowledge.shapes.weights import matrix_bytes
@@ -41,7 +42,7 @@ class DraftMemory:
     layers: tuple[Layer, ...] | None
 
 
-def draft_memory(draft: Draft, model: ModelShape) -> DraftMemory:
+def draft_memory(draft: Draft, model: ModelShape, families: Families) -> DraftMemory:
     """Return what a draft needs."""
     if not draft.repo:
         total = sum(
@@ -51,17 +52,19 @@ def draft_memory(draft: Draft, model: ModelShape) -> DraftMemory:
             total, tuple(replace(layer, caches=model.layers[-1].caches) for layer in model.unloaded)
         )
     stored = checkpoint_size(draft.files)
-    shape = model_shape(draft.config, draft.files) if draft.config else None
+    shape = model_shape(draft.config, families, draft.files) if draft.config else None
     if shape is None or shape.missing:
         return DraftMemory(stored.bytes if stored else None, None)
     return DraftMemory(stored.bytes if stored else shape.stored_total, shape.layers)
 
 
-def with_draft(engine: EngineConfig, draft: Draft | None, model: ModelShape) -> EngineConfig:
+def with_draft(
+    engine: EngineConfig, draft: Draft | None, model: ModelShape, families: Families
+) -> EngineConfig:
     """Return the engine with what its draft needs, as far as that is known."""
     if draft is None:
         return engine
-    memory = draft_memory(draft, model)
+    memory = draft_memory(draft, model, families)
     layers = memory.layers or ()
     if draft.tp and draft.tp < engine.tp:  # on fewer GPUs, each keeps more heads
         layers = tuple(_on_fewer(layer, engine.tp // draft.tp) for layer in layers)
@@ -75,11 +78,11 @@ def _on_fewer(layer: Layer, times: int) -> Layer:
     return replace(layer, caches=tuple(caches))
 
 
-def draft_notes(draft: Draft | None, model: ModelShape) -> tuple[str, ...]:
+def draft_notes(draft: Draft | None, model: ModelShape, families: Families) -> tuple[str, ...]:
     """Return what is counted of the draft, and what is not."""
     if draft is None:
         return ()
-    memory = draft_memory(draft, model)
+    memory = draft_memory(draft, model, families)
     if not draft.repo:
         if not model.unloaded:
             return ()

@@ -89,7 +89,7 @@ def check_feasibility(
     if tuned.problems:
         return Feasibility(None, problems, warnings)  # arithmetic with refused values tells nothing
     stops, doubts = engine_refusals(
-        deployment, software, tuned, model.facts, _longest(tuned, model), knowledge
+        deployment, software, tuned, model.facts, _longest(tuned, model, knowledge), knowledge
     )
     own = model.origin != CATALOGUE
     more, unsure_of = checkpoint_refusals(
@@ -126,14 +126,14 @@ def _judged(
     knowledge: Knowledge,
 ) -> Feasibility:
     """Judge what follows from the model's config.json."""
-    shape = model_shape(model.config or {}, model.files)
+    shape = model_shape(model.config or {}, knowledge.families, model.files)
     if shape.missing and shape.checkpoint is None:
         lacking = ", ".join(shape.missing)
         text = f"could not check whether {deployment.model} fits: its config.json lacks {lacking}"
         return Feasibility(None, (), (f"{text}; start one instance and read vLLM's log",), tuned.recommended)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
     problems: tuple[Problem, ...] = ()
-    engine = with_draft(engine, model.draft, shape)
+    engine = with_draft(engine, model.draft, shape, knowledge.families)
     long = "--hf-overrides" in tuned.args or tuned.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true")
     refused = [item for item in refusals(shape, engine) if not (long and item[0] == "context-beyond-model")]
     for rule, text in refused[:1]:  # the others tend to be the same thing, seen from elsewhere
@@ -153,7 +153,7 @@ def _judged(
         more, doubts = too_large(deployment, shape, engine, found)
         return Feasibility(found, more, (*unlike, *doubts, *batch), attention=claim, step=step)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
-    notes = (*found.notes, *draft_notes(model.draft, shape))
+    notes = (*found.notes, *draft_notes(model.draft, shape, knowledge.families))
     said = quote_statements(
         knowledge.recipes, StatementContext(deployment, machine, tuned, model.facts, shape, engine, found)
     )
@@ -282,10 +282,12 @@ def _length(tuned: TunedSettings, shape: ModelShape | None) -> int | None:
     return int(given)
 
 
-def _longest(tuned: TunedSettings, model: KnownModel) -> int | None:
+def _longest(tuned: TunedSettings, model: KnownModel, knowledge: Knowledge) -> int | None:
     """The longest sequence as far as it is known, whatever the config.json holds."""
     try:
-        return _length(tuned, model_shape(model.config, model.files) if model.config else None)
+        config = model.config
+        shape = model_shape(config, knowledge.families, model.files) if config else None
+        return _length(tuned, shape)
     except (ArithmeticError, LookupError, TypeError):
         return _length(tuned, None)
 

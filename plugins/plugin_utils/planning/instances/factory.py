@@ -325,5 +325,8 @@ def _unknown(deployment: Deployment, host: Host) -> Problem:
     what = (
         f"the vLLM version in {deployment.image_ref} is unknown: the tag moves, or is not in the catalogue."
     )
-    fix = f"Set vllm_version ({VERSION_EXAMPLE}) in the deployment, or plan with a node on which the image can be probed."
+    fix = (
+        f"Set vllm_version ({VERSION_EXAMPLE}) in the deployment, or plan with a node on which the image can be "
+        "probed."
+    )
     return Problem((*deployment.path, key), what, fix, (host.name,))
