@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.rules import conditions
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired import reasons
 from jsonschema import Draft202012Validator
 
@@ -59,6 +60,12 @@ def test_vllm_files_match_their_schema(path: Path) -> None:
 @pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.name)
 def test_refusals_match_their_schema(path: Path) -> None:
     assert problems(read(path), schema("refusals")) == []
+
+
+def test_the_schema_of_refusals_knows_the_tests_of_conditions() -> None:
+    tests = schema("refusals")["$defs"]["tests"]["properties"]
+    assert set(tests) == {"not", *conditions.TESTS}
+    assert set(tests["is"]["enum"]) == set(conditions.KINDS)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)

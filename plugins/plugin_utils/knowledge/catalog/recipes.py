@@ -211,9 +211,9 @@ def select_recipes(
     ]
     for waiting in (False, True):  # entries that depend on other settings come second
         found = {name: max(items, key=lambda item: item[0])[1].value for name, items in ranked.items()}
-        known = {**found, **decided}
+        settings = settings_facts({**found, **decided})
         for level, number, entry in entries:
-            if bool(entry.needs) == waiting and holds(entry.needs, settings_facts(known)):
+            if bool(entry.needs) == waiting and holds(entry.needs, settings):
                 own = context.release.fork in entry.when.get("forks", ())
                 rank = (level, own, len(entry.when) + len(entry.needs), number)
                 for name, value in entry.settings.items():
@@ -221,15 +221,15 @@ def select_recipes(
                         choice = RecipeChoice(name, value, entry.reason, entry.source, entry.recipe)
                         ranked.setdefault(name, []).append((rank, choice))
     choices = tuple(_winner(items) for items in ranked.values())
-    known = {**{choice.setting: choice.value for choice in choices}, **decided}
+    settings = settings_facts({**{choice.setting: choice.value for choice in choices}, **decided})
     advice = tuple(
         Advice(entry.name, entry.say, entry.reason, entry.source, entry.recipe)
         for _unused, recipe in fitting
         for entry in recipe.rules
         if (entry.when or entry.needs or entry.unless)
         and holds(entry.when, facts)
-        and holds(entry.needs, settings_facts(known))
-        and not (entry.unless and holds(entry.unless, settings_facts(known)))
+        and holds(entry.needs, settings)
+        and not (entry.unless and holds(entry.unless, settings))
     )
     return RecipeSelection(choices, advice)
 

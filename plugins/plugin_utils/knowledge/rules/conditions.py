@@ -73,7 +73,7 @@ def _count(value: Any) -> bool:
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
 
 
-_KINDS: Mapping[str, Callable[[Any], bool]] = {
+KINDS: Mapping[str, Callable[[Any], bool]] = {
     "map": lambda value: isinstance(value, Mapping),
     "json map": lambda value: read_map(value) is not None,
     "list": lambda value: isinstance(value, (list, tuple)),
@@ -98,7 +98,7 @@ TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
     "below": lambda value, limit: bool(value < limit),
     "given": lambda value, wanted: (value is not None) == wanted,
     "empty": lambda value, wanted: (not value) == wanted,
-    "is": lambda value, kind: _KINDS[kind](value),
+    "is": lambda value, kind: KINDS[kind](value),
     "like": lambda value, pattern: any(re.match(pattern, str(item)) for item in _items(value)),
     "mentions": _mentions,
     "keys": lambda value, names: set(value) == set(names),
@@ -126,7 +126,7 @@ def evaluate(condition: Condition, facts: Facts) -> Any:
     if isinstance(condition, str):
         return facts(condition)
     if isinstance(condition, Mapping):
-        return _joined(False, _entries(condition, facts))
+        return _map(condition, facts)
     sign, *parts = condition
     if sign == "=":
         return parts[0]
@@ -147,19 +147,31 @@ def evaluate(condition: Condition, facts: Facts) -> Any:
     return _computed(sign, [evaluate(part, facts) for part in parts])
 
 
-def _entries(condition: Mapping[str, Any], facts: Facts) -> Iterator[bool | None]:
-    """Yield whether each entry of a map holds, the span of releases first."""
-    if any(key in condition for key in SPAN):
-        yield _released(condition, facts)
+def _map(condition: Mapping[str, Any], facts: Facts) -> Any:
+    """Return whether all entries of a map hold, or UNKNOWN; the span of releases, which is cheap, comes first."""
+    if ("since" in condition or "until" in condition or "forks" in condition) and not _released(
+        condition, facts
+    ):
+        return False
+    unknown = False
     for name, wanted in condition.items():
-        if name in ("any", "all"):
-            yield truth(_joined(name == "any", (truth(evaluate(part, facts)) for part in wanted)))
-        elif name == "not":
-            yield truth(evaluate(["not", wanted], facts))
-        elif name == "repositories":
-            yield named(facts("repository"), wanted)
-        elif name not in SPAN:
-            yield _passes(facts(name), wanted)
+        if name in SPAN:
+            continue
+        special = _SPECIAL.get(name)
+        passes = special(wanted, facts) if special else _passes(facts(name), wanted)
+        if passes is False:
+            return False
+        unknown = unknown or passes is None
+    return UNKNOWN if unknown else True
+
+
+_SPECIAL: Mapping[str, Callable[[Any, Facts], bool | None]] = {
+    "any": lambda parts, facts: truth(_joined(True, (truth(evaluate(part, facts)) for part in parts))),
+    "all": lambda parts, facts: truth(_joined(False, (truth(evaluate(part, facts)) for part in parts))),
+    "not": lambda part, facts: truth(evaluate(["not", part], facts)),
+    "repositories": lambda patterns, facts: named(facts("repository"), patterns),
+}
+"""Keys of a map that are no facts."""
 
 
 def _released(condition: Mapping[str, Any], facts: Facts) -> bool:
@@ -178,10 +190,10 @@ def _passes(value: Any, wanted: Any) -> bool | None:
     """Return whether a fact's value is as wanted; None if that is unknown."""
     if value is UNKNOWN or value is THERE:
         return None
-    if isinstance(wanted, Mapping):
+    if isinstance(wanted, list):
+        return any(item in wanted for item in value) if isinstance(value, (list, tuple)) else value in wanted
+    if isinstance(wanted, dict):
         return truth(_joined(False, (_passed(value, name, limit) for name, limit in wanted.items())))
-    if isinstance(wanted, (list, tuple)):
-        return any(item in wanted for item in _items(value))
     return bool(value == wanted)
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse what vLLM would refuse about a model when it configures its engine: quantization, data types, formats. Pure.
+"""Refuse what vLLM would refuse about a model when it configures its engine: quantization and data types. Pure.
 
 Sources: ModelConfig._verify_quantization, _get_and_verify_dtype, VllmConfig._get_quantization_config and
 get_quant_config of vLLM's releases; what differs between them is in catalog/vllm.
+
+Code, as each answer walks the table of methods: which of them runs a checkpoint, what it needs, and which would do.
 """
 
 from __future__ import annotations
@@ -57,7 +59,6 @@ def checkpoint_refusals(
         found += _draft(tuned, facts, rocm)
     if config is not None and not _overridden(tuned):
         found += _dtype(tuned, facts, config, knowledge, rocm, own)
-    found += _format(tuned, knowledge)
     version = tuned.release.requested
     texts = [(argument, f"vLLM {version} stops at its start: {what}", fix) for argument, what, fix in found]
     if tuned.release.exact and not tuned.release.fork:
@@ -194,14 +195,6 @@ def _own_dtype(config: Mapping[str, Any], types: Sequence[str]) -> str:
     if name == "float32" or (name == "float16" and config.get("model_type") in types):
         return "bfloat16"
     return name
-
-
-def _format(tuned: TunedSettings, knowledge: Knowledge) -> Found:
-    """Yield that nothing reads a config.json in the format that is wanted; plugins may add formats."""
-    given = tuned.args.get("--config-format")
-    known = knowledge.rules("engine", tuned.release)["config_formats"]
-    if given is not None and known and str(given) not in known and "VLLM_PLUGINS" not in tuned.env:
-        yield "config_format", f"it has no config format {given}.", suggest(str(given), known)
 
 
 def _place(deployment: Deployment, name: str) -> Path:

@@ -54,9 +54,11 @@ def _architecture(tuned: TunedSettings, knowledge: Knowledge) -> Iterator[tuple[
     Code, as names are compared by what is left of them without their endings, which vLLM exchanges.
     """
     named = (read_map(tuned.args.get("--hf-overrides")) or {}).get("architectures")
+    if not named or not isinstance(named, list):
+        return
     known = knowledge.architectures
     bases = {_base(name) for name in known}
-    if isinstance(named, list) and named and not any(_base(str(name)) in bases for name in named):
+    if not any(_base(str(name)) in bases for name in named):
         what = f"no architecture is named {', '.join(map(str, named))}"
         near = nearest(str(named[0]), known)
         yield "--hf-overrides", what, f"Did you mean {near}?" if near else "Leave architectures out."
