@@ -151,7 +151,7 @@ def upgrading(judge: Judge) -> None:
                 engine_args={"max_num_seqs": requests},
                 env={"STANDIN_STARTUP_SECONDS": str(START)},
             )
-            lab.write_vars(vllm_deployments=[wanted], gpu_partition_compute="CPX", upgrade_soak=SOAK)
+            lab.write_vars(vllm_deployments=[wanted], gpu_partition_compute="CPX", rollout_soak=SOAK)
             skip = ("--skip-tags", "benchmark") if playbook == "site" else ("-e", "canary=false")
             seconds, said = timed(lab.command(playbook, *skip), env)
     # What is measured next has the machine for itself: 50 engines and their checks take a seventh of two cores.

@@ -53,19 +53,19 @@ options:
     default: operator
   at_once:
     description:
-      - Drain even if fewer servers of a deployment than O(min_in) would stay in service. Without it, such a call fails
-        and changes nothing. Servers that are down or drained already do not count, and may always be drained.
+      - Drain even if fewer servers of a deployment than O(min_available) would stay in service. Without it, such a call
+        fails and changes nothing. Servers that are down or drained already do not count, and may always be drained.
     type: bool
     default: false
-  min_in:
+  min_available:
     description:
       - Servers of a deployment that stay in service, as a number or a percentage of all. Default is C(50%). The last
         one that serves stays in any case.
     type: raw
   advice:
     description:
-      - What the message of a call that fails for O(min_in) tells the operator to do, instead of naming the part that
-        may be drained.
+      - What the message of a call that fails for O(min_available) tells the operator to do, instead of naming the part
+        that may be drained.
     type: str
   wait:
     description:
@@ -147,7 +147,7 @@ def argument_spec() -> dict[str, Any]:
         "state": {"type": "str", "choices": list(STATES), "required": True},
         "by": {"type": "str", "choices": ["operator", "run"], "default": "operator"},
         "at_once": {"type": "bool", "default": False},
-        "min_in": {"type": "raw"},
+        "min_available": {"type": "raw"},
         "advice": {"type": "str"},
         "wait": {"type": "int", "default": 300},
         **LEASE_OPTION,
@@ -163,7 +163,7 @@ def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
         names = find_servers(balancer, **{key: params[key] for key in keys})
     if not names:
         return {"changed": False, "actions": [], "servers": []}
-    keys = ("state", "by", "wait", "at_once", "min_in")
+    keys = ("state", "by", "wait", "at_once", "min_available")
     lease = params.get("lease") or {}
     run, command = (str(lease.get(key) or "") for key in ("run", "command"))
     # A plan names servers by whole hosts; an operator's selection can be as small as one instance.

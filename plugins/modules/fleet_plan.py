@@ -102,7 +102,7 @@ options:
     description:
       - Let V(deploy) replace all instances that serve at the same time, and lose what they work on.
       - Let V(stop), V(benchmark), O(reboots), O(stops) and changes of partition modes leave a deployment fewer engines
-        in service than O(min_in), or none.
+        in service than O(min_available), or none.
     type: bool
     default: false
   deployment:
@@ -120,7 +120,7 @@ options:
     description:
       - For V(rollback), the target generation. Default is the newest one before the running generation.
     type: int
-  why:
+  reason:
     description: For V(rollback), the operator's reason, recorded in the journal and shown while the deployment is held.
     type: str
   retry:
@@ -159,20 +159,20 @@ options:
   serial:
     description: Groups of hosts to change at a time, a number, a percentage, or a list of these. Default C([1, "20%"]).
     type: raw
-  min_in:
+  min_available:
     description: Engines of a deployment that stay in service, as a number or a percentage. Default is C(50%).
     type: raw
   partition_serial:
     description:
       - Hosts that change their partition modes at a time, a number, a percentage, or a list of these. Their instances
-        stop, so the run is refused where a batch would leave a deployment fewer engines in service than O(min_in), or
-        none.
+        stop, so the run is refused where a batch would leave a deployment fewer engines in service than
+        O(min_available), or none.
     type: raw
     default: [1, "20%"]
   reboots:
     description:
       - Hosts that reboot in this run. It is refused where a batch of them would leave a deployment fewer engines in
-        service than O(min_in), or none, or no load balancer.
+        service than O(min_available), or none, or no load balancer.
     type: list
     elements: str
     default: []

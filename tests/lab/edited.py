@@ -136,7 +136,7 @@ class EditedLab:
         (self.lab.inventory / "hosts.yml").write_text(yaml.safe_dump(groups), encoding="utf-8")
         self.lab.write_vars(
             vllm_deployments=[self._deployment(item) for item in inventory.deployments],
-            upgrade_soak=2,
+            rollout_soak=2,
             canary=self.canary,
             **inventory.endpoint,
             **self.variables,

@@ -63,7 +63,7 @@ def on_sick(command: str) -> Callable[[Lab], None]:
 def want(lab: Lab, requests: int) -> None:
     """Let the inventory want so many requests at once: another number is another definition."""
     wanted = deployment(instances_per_host=2, engine_args={"max_num_seqs": requests})
-    lab.write_vars(vllm_deployments=[wanted], upgrade_soak=2, upgrade_serial=[1], canary=False)
+    lab.write_vars(vllm_deployments=[wanted], rollout_soak=2, rollout_serial=[1], canary=False)
 
 
 SERVE = "Change instances, phase serve"  # of the second batch: its instances have left the load balancer

@@ -322,7 +322,7 @@ def test_secrets_are_replaced_without_a_lost_request(endpoint: Endpoint) -> None
         trusted.write(pem[: pem.index("-----BEGIN PRIVATE KEY-----")])
     with endpoint.load() as load:
         load.wait_for(requests=50)
-        words = ("-e", "new_secrets=certificate,instance_key", "-e", "canary=false", "-e", "upgrade_soak=3")
+        words = ("-e", "new_secrets=certificate,instance_key", "-e", "canary=false", "-e", "rollout_soak=3")
         run = lab.play("upgrade", *words)
         assert run.rc == 0, run.out
         load.wait_for(requests=50)

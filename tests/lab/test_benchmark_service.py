@@ -173,7 +173,7 @@ def test_all_are_measured_under_load_and_nothing_is_lost(both: Endpoint) -> None
         run, least = watched(both, "benchmark")
         assert run.rc == 0, run.out[-4000:]
     print(load.assert_nothing_lost(at_least=100))
-    assert least >= 2, "upgrade_min_in keeps half of four"
+    assert least >= 2, "rollout_min_available keeps half of four"
     assert measured(lab) == ALL
     assert "Benchmark: 4 groups of 4 done." in run.out
     # Each one is out of service, by the load balancer's own answer, before a client of a benchmark runs.

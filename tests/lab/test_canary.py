@@ -149,7 +149,7 @@ def test_a_bad_release_is_stopped_at_the_first_instance(canary: Lab, name: str) 
     env, kind, words = BAD[name]
     lab, before, seen = canary, containers(canary), len(reports(canary))
     lab.write_vars(vllm_deployments=[standins(**env)])
-    variables = {"canary_args": SHORT_RUNS, "canary_results_dir": f"{lab.tmp}/results", "upgrade_soak": 0}
+    variables = {"canary_args": SHORT_RUNS, "canary_results_dir": f"{lab.tmp}/results", "rollout_soak": 0}
     begun = time.monotonic()
     run = lab.play("upgrade", "-e", json.dumps(variables))
     print(f"{name}: {time.monotonic() - begun:.0f} s")

@@ -33,8 +33,8 @@ def want(lab: Lab, speed: int, seed: int = 0) -> None:
         vllm_deployments=[deployment(instances_per_host=2, env=env, engine_args={"shutdown_timeout": 20})],
         benchmark_serve_args=LOAD,
         benchmark_repeat=1,
-        upgrade_serial=2,
-        upgrade_soak=0,
+        rollout_serial=2,
+        rollout_soak=0,
     )
 
 

@@ -82,8 +82,8 @@ class Fleet:
         mode = f"{{{{ '{self.compute}' if inventory_hostname == '{FAULTY}' else 'SPX' }}}}"
         self.lab.write_vars(
             vllm_deployments=[wanted],
-            upgrade_soak=2,
-            upgrade_serial=[1, 2],
+            rollout_soak=2,
+            rollout_serial=[1, 2],
             gpu_partition_compute=mode,
             **CANARY,
         )

@@ -133,7 +133,7 @@ def test_every_kept_generation_rolls_back_without_a_network(no_route: Lab) -> No
         assert "Kept: 3 (" in refused.out
     for number in KEPT:
         run = lab.play(
-            "rollback", "-e", "deployment=seven", "-e", f"generation={number}", "-e", "upgrade_soak=0"
+            "rollback", "-e", "deployment=seven", "-e", f"generation={number}", "-e", "rollout_soak=0"
         )
         assert run.rc == 0, run.out[-5000:]
         for host in lab.hosts:

@@ -29,7 +29,7 @@ CANARY = {
         "dataset_name": "random", "random_input_len": 16, "random_output_len": 8, "num_prompts": 8,
         "max_concurrency": 2, "temperature": 0, "ignore_eos": True,
     },
-    "upgrade_soak": 2,
+    "rollout_soak": 2,
 }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def serve(lab: Lab, requests: int, compute: str = "SPX", **keys: Any) -> None:
     wanted = {"instances_per_host": 2, "engine_args": {"max_num_seqs": requests}, **keys}
     mode = f"{{{{ '{compute}' if inventory_hostname == 'lab-n2' else 'SPX' }}}}"
     lab.write_vars(
-        vllm_deployments=[deployment(**wanted)], upgrade_soak=2, gpu_partition_compute=mode, **CANARY
+        vllm_deployments=[deployment(**wanted)], rollout_soak=2, gpu_partition_compute=mode, **CANARY
     )
 
 
@@ -228,7 +228,7 @@ def test_one_that_does_not_start_stops_the_upgrade(endpoint: Endpoint) -> None:
     assert (site.rc, site.changed()) == (LEFT_OUT, []), site.out[-3000:]
     again = lab.play("upgrade")
     assert (again.rc, again.changed()) == (LEFT_OUT, []), again.out[-3000:]
-    assert "-e again=true" in again.out
+    assert "-e retry=true" in again.out
 
 
 @pytest.mark.deep
@@ -284,7 +284,7 @@ def test_every_other_command_of_the_runbooks(endpoint: Endpoint) -> None:
     for command in dict.fromkeys((*UPGRADE, *ENDPOINT)):
         if command in RAN:
             continue
-        run = book(lab, command, *(("--check",) if "again=true" in command else ()))
+        run = book(lab, command, *(("--check",) if "retry=true" in command else ()))
         assert run.rc == 0, f"{command}\n{run.out[-3000:]}"
     assert lab.play("deploy").rc == 0
     settled(lab)
@@ -346,14 +346,14 @@ def test_a_deploy_never_takes_the_last_that_serve(endpoint: Endpoint) -> None:
         lab.on(host, "rm /etc/instinct-fleet/generations/llama/state.json")
 
 
-SERIAL = "upgrade_serial: [3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service"
+SERIAL = "rollout_serial: [3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service"
 
 
 def test_refused_before_anything_stops(endpoint: Endpoint) -> None:
     lab = endpoint.lab
     serve(lab, next(FRESH))
     for args, text in (
-        (("upgrade", "-e", "upgrade_serial=3"), SERIAL),
+        (("upgrade", "-e", "rollout_serial=3"), SERIAL),
         (("upgrade", "--limit", "lab-n2"), "cannot be drained from load balancer lab-n1"),
         (("rollback", "-e", "deployment=llama", "-e", "generation=77"), "generation 77 is kept on no host"),
         (("rollback",), "-e deployment=NAME"),

@@ -114,7 +114,7 @@ class Inventory:
     """What an operator writes.
 
     hosts, balancers: with their addresses; modes: the compute modes of hosts; virtual: the load balancers' virtual
-    address; endpoint: other variables of load balancers; rollout: options of fleet_plan, as serial and min_in;
+    address; endpoint: other variables of load balancers; rollout: options of fleet_plan, as serial and min_available;
     machines: what there is.
     """
 
@@ -228,7 +228,7 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
     )
     rollout = requested_rollout(given, plan, endpoint)
     todo = todo_hosts(plan, plan.balancers, plan.to_json(), rollout)
-    policy, _unused = parse_policy({"upgrade_min_in": given["min_in"]})
+    policy, _unused = parse_policy({"rollout_min_available": given["min_available"]})
     return Planned(plan, rollout, todo, operation, policy.min_available)
 
 

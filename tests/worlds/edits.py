@@ -161,7 +161,7 @@ OPENED_AT = {
     "load_balancer_port": (8443, 9443),
     "load_balancer_tls": (True, False),
 }
-ROLLOUT = {"serial": ([1, "20%"], [1], [2], ["100%"]), "min_in": (None, 1, 2, "75%", "25%")}
+ROLLOUT = {"serial": ([1, "20%"], [1], [2], ["100%"]), "min_available": (None, 1, 2, "75%", "25%")}
 Parts = dict[str, Any]
 """An inventory in a form that edits change: its fields by name, of which "deployments" is a list."""
 

@@ -75,7 +75,7 @@ def bind(states: States, *hosts: str, **keys: Any) -> States:
 HELD = {"generation": 1, "why": "slower", "since": "2026-11-21T23:00:00Z"}
 TRIAL = {"generation": 2, "why": WHY, "since": "2026-11-21T23:00:00Z", "units": [], "baseline": {}}
 
-BACK = OperationRequest(ROLLBACK, frozenset(["llama"]), 1, why="answers got worse")
+BACK = OperationRequest(ROLLBACK, frozenset(["llama"]), 1, reason="answers got worse")
 
 
 def only(states: States, host: str) -> States:

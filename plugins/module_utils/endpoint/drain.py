@@ -31,8 +31,8 @@ _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})? ([0-9.e+]
 class ServerStateRequest:
     """The requested state of some servers; by: who requests it, in which run; wait: seconds to wait for it.
 
-    at_once: servers may be drained of which too few would stay in service. min_in: how many have to; None: the default.
-    whole_hosts: whoever requests it cannot choose single instances.
+    at_once: servers may be drained of which too few would stay in service. min_available: how many have to; None: the
+    default. whole_hosts: whoever requests it cannot choose single instances.
     advice: what a refusal says instead of which part may be drained.
     command: the run's playbooks, which say what it was about if it is cut off.
     """
@@ -42,7 +42,7 @@ class ServerStateRequest:
     by: str
     wait: float
     at_once: bool = True
-    min_in: Any = None
+    min_available: Any = None
     run: str = ""
     whole_hosts: bool = False
     command: str = ""
@@ -145,10 +145,10 @@ def _keep_enough(balancer: Balancer, request: ServerStateRequest) -> None:
 
 def _too_few(balancer: Balancer, request: ServerStateRequest) -> tuple[Sequence[Problem], bool]:
     """Return why the servers may not be drained now, and whether that may change by itself."""
-    min_in = parse_count(request.min_in)
-    if min_in is None and request.min_in is not None:
+    min_available = parse_count(request.min_available)
+    if min_available is None and request.min_available is not None:
         raise NodeError(
-            f"upgrade_min_in: {request.min_in!r} is not a number of engines or a percentage of them. "
+            f"rollout_min_available: {request.min_available!r} is not a number of engines or a percentage of them. "
             'Use for example 1 or "75%".'
         )
     configured, now = balancer.servers(), balancer.haproxy.servers()
@@ -183,7 +183,7 @@ def _too_few(balancer: Balancer, request: ServerStateRequest) -> tuple[Sequence[
         for name, server in configured.items()
         if name in now.keys() - serves
     )
-    return refusals(engines, min_in, whole_hosts=request.whole_hosts), may_come
+    return refusals(engines, min_available, whole_hosts=request.whole_hosts), may_come
 
 
 def _set(

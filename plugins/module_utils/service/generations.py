@@ -368,14 +368,14 @@ class OperationRequest:
         deployments: those that the run may change, None for all; the others stay as they are
         generation: the target of a rollback, None for the one before the running one
         retry: an upgrade may retry a generation that was rolled back
-        why: the operator's reason
+        reason: the operator's, for a rollback
     """
 
     operation: str = DEPLOY
     deployments: frozenset[str] | None = None
     generation: int | None = None
     retry: bool = False
-    why: str = ""
+    reason: str = ""
 
     def about(self, deployment: str) -> bool:
         """Return whether the run may change a deployment."""

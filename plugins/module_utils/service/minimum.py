@@ -47,32 +47,33 @@ class ServingEngine:
 
 def refusals(
     engines: Iterable[ServingEngine],
-    min_in: Count | None = None,
+    min_available: Count | None = None,
     limit_also: Sequence[str] = (),
     whole_hosts: bool = False,
 ) -> tuple[Problem, ...]:
     """Return why a command may not take these engines out, for each model name that it would leave too few of.
 
     engines: all with the model names that the command touches. Those that do not serve are no capacity, and may always
-    be taken. min_in: as in minimum(). limit_also: hosts that a smaller --limit has to name too. whole_hosts:
+    be taken. min_available: as in minimum(). limit_also: hosts that a smaller --limit has to name too. whole_hosts:
     the command takes all instances of a host.
     """
     every = tuple(engines)
-    short = _short(every, min_in)
-    fix = f"{_way(every, min_in, limit_also, whole_hosts)} To do it all the same, and have clients get 503: {WORD}."
+    short = _short(every, min_available)
+    way = _way(every, min_available, limit_also, whole_hosts)
+    fix = f"{way} To do it all the same, and have clients get 503: {WORD}."
     return tuple(
         Problem(
             (),
-            f"{name}: {serving} of {total} serve; this would leave {left}, and {_rule(kept, min_in)}.",
+            f"{name}: {serving} of {total} serve; this would leave {left}, and {_rule(kept, min_available)}.",
             fix,
         )
         for name, (total, serving, left, kept) in sorted(short.items(), key=lambda item: natural(item[0]))
     )
 
 
-def minimum(total: int, min_in: Count | None = None) -> int:
-    """Return how many of a deployment's engines stay in service: upgrade_min_in, and never none."""
-    share = resolve_count(DEFAULT_MIN_AVAILABLE if min_in is None else min_in, total)
+def minimum(total: int, min_available: Count | None = None) -> int:
+    """Return how many of a deployment's engines stay in service: rollout_min_available, and never none."""
+    share = resolve_count(DEFAULT_MIN_AVAILABLE if min_available is None else min_available, total)
     return max(1, min(math.ceil(share), total))
 
 
@@ -100,33 +101,38 @@ def services(engines: Iterable[ServingEngine]) -> dict[str, list[ServingEngine]]
     return found
 
 
-def _short(engines: Iterable[ServingEngine], min_in: Count | None) -> Mapping[str, tuple[int, int, int, int]]:
+def _short(
+    engines: Iterable[ServingEngine], min_available: Count | None
+) -> Mapping[str, tuple[int, int, int, int]]:
     """Return the services with too few left: how many there are, serve, would be left, and have to stay."""
     found = {}
     for name, items in services(engines).items():
         serving = [item for item in items if item.serves]
-        left, kept = sum(not item.taken for item in serving), minimum(len(items), min_in)
+        left, kept = sum(not item.taken for item in serving), minimum(len(items), min_available)
         if left < kept and left < len(serving):
             found[name] = len(items), len(serving), left, kept
     return found
 
 
-def _rule(kept: int, min_in: Count | None) -> str:
+def _rule(kept: int, min_available: Count | None) -> str:
     if kept == 1:
         return "the last one has to stay in service"
-    given = DEFAULT_MIN_AVAILABLE if min_in is None else min_in
-    return f"{kept} must stay in service (upgrade_min_in: {given})"
+    given = DEFAULT_MIN_AVAILABLE if min_available is None else min_available
+    return f"{kept} must stay in service (rollout_min_available: {given})"
 
 
 def _way(
-    engines: Sequence[ServingEngine], min_in: Count | None, limit_also: Sequence[str], whole_hosts: bool
+    engines: Sequence[ServingEngine],
+    min_available: Count | None,
+    limit_also: Sequence[str],
+    whole_hosts: bool,
 ) -> str:
     """Return which part of a refused command would be allowed: as many hosts as may go, or one engine."""
     taken = [item for item in engines if item.taken]
 
     def allowed(some: Iterable[ServingEngine]) -> bool:
         wanted = set(some)
-        return not _short((replace(item, taken=item in wanted) for item in engines), min_in)
+        return not _short((replace(item, taken=item in wanted) for item in engines), min_available)
 
     hosts: list[str] = []
     for host in sorted({host for item in taken for host in item.hosts}, key=natural):
@@ -138,7 +144,7 @@ def _way(
     for item in () if whole_hosts else taken:
         if item.serves and allowed([item]):
             return f"Take fewer at a time: {_limit(item.hosts, limit_also)} -e instance={item.instance}."
-    short, behind = _short(engines, min_in), services(engines)
+    short, behind = _short(engines, min_available), services(engines)
     lost = sorted(
         {
             f"{item.instance} on {', '.join(item.hosts)}"

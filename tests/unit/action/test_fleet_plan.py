@@ -547,7 +547,7 @@ def test_the_documentation_is_the_argument_spec() -> None:
         ({"operation": "rollback", "generation": 2}, []),
         ({"operation": "rollback", "generation": 2, "offline": True}, ["offline"]),
         ({"operation": "deploy", "offline": True}, []),
-        ({"serial": "bogus", "soak": "long"}, ["upgrade_serial", "upgrade_soak"]),
+        ({"serial": "bogus", "soak": "long"}, ["rollout_serial", "rollout_soak"]),
         ({"canary_terms": {"canary_runs": 2, "canary_tolerance": -3.0}}, ["canary_runs", "canary_tolerance"]),
     ],
 )
@@ -555,7 +555,7 @@ def test_terms_of_upgrades_are_judged_before_anything_else(given: dict[str, Any]
     """A canary with a tolerance that makes no sense would be turned back, and its deployment held."""
     from ansible_collections.instinct.fleet.plugins.action.fleet_plan import canary_rules
 
-    nothing = {"serial": None, "min_in": None, "soak": None, "canary_terms": {}}
+    nothing = {"serial": None, "min_available": None, "soak": None, "canary_terms": {}}
     request = {**nothing, **given}
     assert [problem.path[0] for problem in check_request(request, canary_rules(request).wrong())] == names
 

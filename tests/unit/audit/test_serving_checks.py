@@ -93,4 +93,4 @@ def test_hosts_in_equal_state_stay_together_and_fit() -> None:
     lines = text(Report(hosts)).splitlines()
     assert "n10, n11, n12, n13: 8 MI300X" in lines
     assert max(map(len, lines)) <= 100
-    assert any("upgrade.yml -e again=true" in line for line in lines)
+    assert any("upgrade.yml -e retry=true" in line for line in lines)

@@ -127,7 +127,7 @@ def test_what_cannot_be_read_is_there_all_the_same() -> None:
 @pytest.mark.parametrize(("operation", "wrong"), [("deploy", False), ("upgrade", False), (None, False), ("stop", True),
                                                   ("benchmark", True)])  # fmt: skip
 def test_playbooks_that_take_it_down(operation: str | None, wrong: bool) -> None:
-    options = {"operation": operation, "serial": None, "min_in": None, "soak": None, **REMOVE}
+    options = {"operation": operation, "serial": None, "min_available": None, "soak": None, **REMOVE}
     assert bool(check_request(options, ())) == wrong
 
 

@@ -47,9 +47,9 @@ def node(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BalancerNode]
     made.world.close()
 
 
-def drain(node: BalancerNode, by: str = "operator", min_in: Any = None, **wanted: Any) -> None:
+def drain(node: BalancerNode, by: str = "operator", min_available: Any = None, **wanted: Any) -> None:
     names = find_servers(node.balancer, **wanted)
-    set_state(node.balancer, ServerStateRequest(names, "drain", by, 0, False, min_in), False)
+    set_state(node.balancer, ServerStateRequest(names, "drain", by, 0, False, min_available), False)
 
 
 def down(node: BalancerNode, host: str) -> None:
@@ -67,8 +67,8 @@ def test_half_may_go_and_no_more(node: BalancerNode) -> None:
         drain(node)
     assert str(caught.value) == (
         "Nothing was drained. llama: 4 of 4 serve; this would leave 0, and 2 must stay in service "
-        "(upgrade_min_in: 50%). Take fewer at a time: --limit n1. To do it all the same, and have clients get 503: "
-        "-e at_once=true."
+        "(rollout_min_available: 50%). Take fewer at a time: --limit n1. To do it all the same, and have clients get "
+        "503: -e at_once=true."
     )
     assert (node.drained(), node.balancer.drain_record.read()) == ([], {})
     drain(node, hosts=["n1"])
@@ -169,7 +169,7 @@ def test_a_plan_that_names_servers_takes_whole_hosts(
     """partition.yml has no -e instance=…: what it could not do is not advised."""
     monkeypatch.setattr(balancer_server, "Balancer", lambda: node.balancer)
     drain(node, by="run", hosts=["n1"], instance="llama-0")
-    options = {"state": "drain", "by": "run", "at_once": False, "min_in": None, "wait": 0}
+    options = {"state": "drain", "by": "run", "at_once": False, "min_available": None, "wait": 0}
     n2 = list(find_servers(node.balancer, hosts=["n2"]))
     with pytest.raises(NodeError, match=r"First return others to service: llama-0 on n1 \("):
         balancer_server.work({**options, "servers": n2}, False)
@@ -181,7 +181,7 @@ def test_a_plan_that_names_servers_takes_whole_hosts(
 def test_a_refusal_says_what_its_caller_advises(node: BalancerNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hosts of these servers left the inventory: no --limit can name them."""
     monkeypatch.setattr(balancer_server, "Balancer", lambda: node.balancer)
-    options = {"state": "drain", "by": "run", "at_once": False, "min_in": 1, "wait": 0}
+    options = {"state": "drain", "by": "run", "at_once": False, "min_available": 1, "wait": 0}
     everything = list(find_servers(node.balancer))
     with pytest.raises(NodeError) as caught:
         balancer_server.work({**options, "servers": everything, "advice": "Repair the others."}, False)
@@ -194,20 +194,21 @@ def test_a_refusal_says_what_its_caller_advises(node: BalancerNode, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("min_in", "said"),
+    ("min_available", "said"),
     [
-        ("75%", "3 must stay"), (0, ""), ("1", ""), ("most", "upgrade_min_in: 'most' is not a number of engines"),
-        (1.5, "upgrade_min_in: 1.5 is not a number"),
+        ("75%", "3 must stay"), (0, ""), ("1", ""),
+        ("most", "rollout_min_available: 'most' is not a number of engines"),
+        (1.5, "rollout_min_available: 1.5 is not a number"),
     ],
 )  # fmt: skip
-def test_the_operators_minimum(node: BalancerNode, min_in: Any, said: str) -> None:
+def test_the_operators_minimum(node: BalancerNode, min_available: Any, said: str) -> None:
     if said:
         with pytest.raises(NodeError, match=said):
-            drain(node, hosts=["n1"], min_in=min_in)
+            drain(node, hosts=["n1"], min_available=min_available)
     else:
-        drain(node, hosts=["n1"], min_in=min_in)
+        drain(node, hosts=["n1"], min_available=min_available)
         with pytest.raises(NodeError, match="the last one has to stay in service"):
-            drain(node, hosts=["n2"], min_in=min_in)
+            drain(node, hosts=["n2"], min_available=min_available)
     assert node.drained() == ([] if said else N1)
 
 
@@ -252,7 +253,10 @@ def test_of_two_drains_at_once_the_second_sees_the_first(
 def test_drain_yml_takes_no_more_than_may_go(node: BalancerNode, place: Path, args: Sequence[str]) -> None:
     rc, out = Site(place, [node], HOSTS).play("drain", *args)
     assert rc == 2, out
-    assert "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (upgrade_min_in: 50%)." in out
+    assert (
+        "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (rollout_min_available: 50%)."
+        in out
+    )
     assert "Take fewer at a time: --limit n1. To do it all the same" in out
     assert node.drained() == []
 

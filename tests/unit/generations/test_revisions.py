@@ -282,7 +282,7 @@ def hold_of(plan: FleetPlan, host: str = "n1") -> list[tuple[str, str, str]]:
 NOT_UNDONE = "site.yml must not undo the rollback"
 LIFTED = "the inventory's definition is what runs"
 CHANGED = "the inventory's definition is another one than what was turned back"
-RETRIED = "it is to be tried again (again=true)"
+RETRIED = "it is to be tried again (retry=true)"
 AGAIN = OperationRequest(UPGRADE, retry=True)
 
 

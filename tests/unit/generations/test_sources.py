@@ -438,7 +438,7 @@ def test_an_upgrade_lifts_the_hold_but_not_for_what_was_turned_back() -> None:
     upgrade = OperationRequest(UPGRADE)
     again = planned(states, llama(16), upgrade)
     assert (again.changes, len(again.ignored)) == (0, 1)
-    assert again.ignored[0].endswith("To try the same definition again: upgrade.yml -e again=true.")
+    assert again.ignored[0].endswith("To try the same definition again: upgrade.yml -e retry=true.")
     retried = planned(states, llama(16), OperationRequest(UPGRADE, retry=True)).to_json()["hosts"]["n1"]
     assert actions(retried) == ["hold llama", "server llama-0", "server llama-1"]
     other = planned(states, llama(32), upgrade)

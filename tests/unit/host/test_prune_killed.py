@@ -87,7 +87,7 @@ def test_seven_generations(node: PrunedNode) -> None:
 
 def rollback(node: PrunedNode, number: int) -> dict[str, Any]:
     """The plan of a rollback to a generation, on the node as it is."""
-    request = OperationRequest(ROLLBACK, frozenset(["llama"]), number, why="answers got worse")
+    request = OperationRequest(ROLLBACK, frozenset(["llama"]), number, reason="answers got worse")
     return planned({"n1": node.observed()}, [deployment(name="llama")], request).to_json()
 
 

@@ -353,7 +353,7 @@ def test_a_deployment_that_is_renamed_keeps_the_minimum_of_its_model_name() -> N
     }
     assert rollout.services == {"llama": ("llama",), "chat": ("llama",)}
     _, problems = plan_rollout(members, RolloutPolicy(min_available="100%"))
-    assert "upgrade_min_in requires 4 of 4 engines of llama in service" in problems[0].text()
+    assert "rollout_min_available requires 4 of 4 engines of llama in service" in problems[0].text()
 
 
 def test_what_goes_waits_for_what_comes_elsewhere_under_its_name() -> None:
@@ -526,8 +526,8 @@ WRONG = {
     "serial takes too many": (
         fleet(2, 2),
         RolloutPolicy(serial=(3,)),
-        "upgrade_serial: [3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service; "
-        "upgrade_min_in requires 2. At most 2 fit: -e upgrade_serial=2.",
+        "rollout_serial: [3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service; "
+        "rollout_min_available requires 2. At most 2 fit: -e rollout_serial=2.",
     ),
     "a percentage takes too many": (
         fleet(2, 2),
@@ -542,15 +542,15 @@ WRONG = {
             *(member("n1", index, changes=False) for index in (3, 4)),
         ],
         RolloutPolicy(serial=("100%",), min_available="75%", canary=False),
-        "upgrade_serial: [100%] lets 2 groups change at a time, which leaves 2 of 5 engines of llama in service; "
-        "upgrade_min_in requires 4. At most 1 fit: -e upgrade_serial=1.",
+        "rollout_serial: [100%] lets 2 groups change at a time, which leaves 2 of 5 engines of llama in service; "
+        "rollout_min_available requires 4. At most 1 fit: -e rollout_serial=1.",
     ),
     "they must change together": (
         [member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001)), *fleet(1, 3)[2:]],
         RolloutPolicy(),
-        "upgrade_min_in (host n1): n1 llama-0 + llama-1 have to change together, because one takes over GPUs or "
-        "ports of another; that leaves 1, and upgrade_min_in requires 2 of 3 engines of llama in service. Keep their "
-        "GPUs and ports, or accept less capacity: -e upgrade_min_in=1.",
+        "rollout_min_available (host n1): n1 llama-0 + llama-1 have to change together, because one takes over GPUs or "
+        "ports of another; that leaves 1, and rollout_min_available requires 2 of 3 engines of llama in service. Keep "
+        "their GPUs and ports, or accept less capacity: -e rollout_min_available=1.",
     ),
     "one of two deployments has no room": (
         [
@@ -560,7 +560,7 @@ WRONG = {
             member("n2", 2, deployment="qwen", changes=False),
         ],
         RolloutPolicy(min_available=2),
-        "changing n1 llama-0 + qwen-2 leaves 1, and upgrade_min_in requires 2 of 2 engines of qwen in service",
+        "changing n1 llama-0 + qwen-2 leaves 1, and rollout_min_available requires 2 of 2 engines of qwen in service",
     ),
     "nothing may go": (
         fleet(1, 2),
@@ -580,7 +580,7 @@ WRONG = {
     "too few serve already": (
         [*(member("n1", index, in_service=False, changes=False) for index in (0, 1)), *fleet(1, 4)[2:]],
         RolloutPolicy(),
-        "only 2 of 4 engines of llama serve, and upgrade_min_in requires 2 of 4 engines of llama in service",
+        "only 2 of 4 engines of llama serve, and rollout_min_available requires 2 of 4 engines of llama in service",
     ),
 }
 
@@ -627,20 +627,26 @@ def test_instances_that_do_not_serve_cost_no_capacity() -> None:
 
 def test_terms_of_the_command_line() -> None:
     policy, problems = parse_policy(
-        {"upgrade_serial": '[1, "25%"]', "upgrade_min_in": "75%", "upgrade_soak": "5"}
+        {"rollout_serial": '[1, "25%"]', "rollout_min_available": "75%", "rollout_soak": "5"}
     )
     assert (policy.serial, policy.min_available, policy.soak, problems) == ((1, "25%"), "75%", 5, ())
     assert parse_policy({})[0] == RolloutPolicy(soak=30)
     # As YAML in an inventory gives them, too.
     for serial in ([1, "25%"], (1, "25%"), ["1", " 25% "], "1, 25%", "[ 1,'25%' ]"):
-        assert parse_policy({"upgrade_serial": serial})[0].serial == (1, "25%"), serial
+        assert parse_policy({"rollout_serial": serial})[0].serial == (1, "25%"), serial
     for serial in (2, "2", [2], (2,)):
-        assert parse_policy({"upgrade_serial": serial})[0].serial == (2,), serial
+        assert parse_policy({"rollout_serial": serial})[0].serial == (2,), serial
     for serial in ([], [0], ["0%"], [1, None], [1, 0], "", "1,,2", [1.5], True):
-        (problem,) = parse_policy({"upgrade_serial": serial})[1]
-        assert problem.path == ("upgrade_serial",)
-    _, problems = parse_policy({"upgrade_serial": "0", "upgrade_min_in": "most", "upgrade_soak": "long"})
-    assert [problem.path[0] for problem in problems] == ["upgrade_serial", "upgrade_min_in", "upgrade_soak"]
+        (problem,) = parse_policy({"rollout_serial": serial})[1]
+        assert problem.path == ("rollout_serial",)
+    _, problems = parse_policy(
+        {"rollout_serial": "0", "rollout_min_available": "most", "rollout_soak": "long"}
+    )
+    assert [problem.path[0] for problem in problems] == [
+        "rollout_serial",
+        "rollout_min_available",
+        "rollout_soak",
+    ]
 
 
 def test_a_group_that_takes_from_two_deployments_needs_room_in_both() -> None:

@@ -115,8 +115,8 @@ CASES = {
         SPAN_CHANGED, [SPANNING], units=[[["n1/llama-0", "n2/llama-0"]]], canary="n1/llama-0",
     ),
     "more has to stay than can": Case(
-        CHANGED, values={"upgrade_min_in": "100%"}, units=[[[name] for (name,) in batch] for batch in ALL],
-        canary="n1/llama-0", problems=("changing n1 llama-0 leaves 3, and upgrade_min_in requires 4 of 4",),
+        CHANGED, values={"rollout_min_available": "100%"}, units=[[[name] for (name,) in batch] for batch in ALL],
+        canary="n1/llama-0", problems=("changing n1 llama-0 leaves 3, and rollout_min_available requires 4 of 4",),
     ),
     "one host has fewer": Case([deployment(gpus=[0])], units=[[["n1/llama-1"], ["n2/llama-1"]]]),
 }  # fmt: skip
@@ -235,7 +235,7 @@ def options(**given: Any) -> dict[str, Any]:
     return {**{name: option.get("default") for name, option in OPTIONS.items()}, **given}
 
 
-REFUSED = {"operation": DEPLOY, "min_in": "100%"}
+REFUSED = {"operation": DEPLOY, "min_available": "100%"}
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ REFUSED = {"operation": DEPLOY, "min_in": "100%"}
         ({}, None, "Upgrade of llama: 4 groups in 4 batches"),
         ({"at_once": True}, None, "4 instances that serve change at the same time (at_once)."),
         (
-            {"min_in": "100%"},
+            {"min_available": "100%"},
             None,
-            "site.yml and deploy.yml refuse this: upgrade_min_in (host n1): changing n1 llama-0",
+            "site.yml and deploy.yml refuse this: rollout_min_available (host n1): changing n1 llama-0",
         ),
         ({**REFUSED, "at_once": True}, None, "4 instances that serve change at the same time (at_once)."),
         ({"offline": True}, None, ""),

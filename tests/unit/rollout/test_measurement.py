@@ -80,14 +80,14 @@ BOTH = [["llama-0"], ["llama-1"]]
 CASES = {
     "all serve": Case(units=TURNS, measured={"n1": BOTH, "n2": BOTH}),
     "two at a time": Case(
-        values={"upgrade_serial": 2}, units=[[*TURNS[0], *TURNS[1]], [*TURNS[2], *TURNS[3]]],
+        values={"rollout_serial": 2}, units=[[*TURNS[0], *TURNS[1]], [*TURNS[2], *TURNS[3]]],
         measured={"n1": BOTH, "n2": BOTH},
     ),
     "more at a time than the minimum allows": Case(
-        values={"upgrade_serial": 3}, units=[[*TURNS[0], *TURNS[1], *TURNS[2]], TURNS[3]],
+        values={"rollout_serial": 3}, units=[[*TURNS[0], *TURNS[1], *TURNS[2]], TURNS[3]],
         measured={"n1": [["llama-0", "llama-1"]], "n2": BOTH},
         problems=("[3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service; "
-                  "upgrade_min_in requires 2.",),
+                  "rollout_min_available requires 2.",),
     ),
     "all at once, as the operator says": Case(
         request={"at_once": True}, units=[[*TURNS[0], *TURNS[1], *TURNS[2], *TURNS[3]]],
@@ -227,7 +227,7 @@ def test_ranks_start_together_where_an_engine_died_of_it() -> None:
     ("old", "values", "given", "at_once"),
     [
         (PAIR, {}, {}, False),
-        (PAIR, {"upgrade_min_in": 0}, {}, True),
+        (PAIR, {"rollout_min_available": 0}, {}, True),
         (PAIR, {}, {"at_once": True}, True),
         # The only engine cannot stay in service while it is measured.
         ([deployment(gpus=[0], hosts=["n1"])], {}, {}, True),

@@ -287,7 +287,7 @@ def test_what_nobody_recorded_has_no_way_back() -> None:
     for item in states["n1"]["instances"]:
         item.update(spec_hash="9" * 64, artefact_hash="9" * 64)
     plan = planned(states, NEW, UPGRADE)
-    made, problems = plan_rollout_steps(plan, RolloutRequest(UPGRADE, {"upgrade_min_in": 0}))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(UPGRADE, {"rollout_min_available": 0}))
     assert problems == ()
     # Nobody knows which GPUs and ports they have: they change together.
     assert [batch["units"] for batch in made.batches] == [[["n1/llama-0", "n1/llama-1"]]]
@@ -342,7 +342,7 @@ def test_the_text() -> None:
     for part in (
         "Upgrade of llama: 4 groups in 4 batches",
         "generation 2: --max-num-seqs 64 → 128",
-        "at least 2 of 4 in the load balancer (upgrade_min_in: 50%)",
+        "at least 2 of 4 in the load balancer (rollout_min_available: 50%)",
         "n1 llama-0, alone, measured before and after, each time with llama-1 (unchanged) as reference",
         "batch 4  n2 llama-1",
         "30 s of watching; in all 120 s and 4 starts",

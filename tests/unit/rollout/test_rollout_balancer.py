@@ -115,7 +115,7 @@ def test_a_reference_leaves_on_its_own_host_only() -> None:
     """Two instances per host become one engine over both hosts: n2 has one of the reference's name, too."""
     states, balancers = served(PAIR)
     spanning = [deployment(gpus=[0], nodes=2, pipeline_parallel_size=2)]
-    made = rolled(states, spanning, balancers, upgrade_min_in=1)
+    made = rolled(states, spanning, balancers, rollout_min_available=1)
     first = made.rollout.batches[0]
     assert (first.hosts, first.reference.id if first.reference else "") == (("n1", "n2"), "n1/llama-1")
     assert lists(made.steps["n1"][1])[0] == [A0, A1]
@@ -186,7 +186,7 @@ RANKS = deployment(gpus=[0, 1], data_parallel_size=2, data_parallel_balancing="e
 @pytest.mark.parametrize("old", [[], [RANKS]], ids=["new", "another generation"])
 def test_servers_of_one_engine_on_a_host_change_as_one(old: Any) -> None:
     states, balancers = served(old)
-    made = rolled(states, [{**RANKS, **SEQS}], balancers, upgrade_min_in=0)
+    made = rolled(states, [{**RANKS, **SEQS}], balancers, rollout_min_available=0)
     assert [batch["units"] for batch in made.batches] == [
         [[f"{name}/llama-0", f"{name}/llama-1"]] for name in ("n1", "n2")
     ]
@@ -212,7 +212,7 @@ def test_engines_that_are_there_and_that_serve(changes: dict[str, Any], there: i
     states, balancers = served(PAIR)
     next(item for item in states["n1"]["instances"] if item["name"] == "llama-1").update(changes)
     capacity = rolled(
-        states, [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)], balancers, upgrade_min_in=1
+        states, [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)], balancers, rollout_min_available=1
     ).rollout.capacity["llama"]
     assert (capacity.total, capacity.serving) == (there, serving)
 
@@ -231,7 +231,8 @@ def test_what_was_taken_out_does_not_serve(by: str, name: str, serving: int) -> 
     there = applied(planned(states, PAIR, [balancer]).balancers[0], out={name: {"state": "drain", "by": by}})
     wanted = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
     assert (
-        rolled(states, wanted, [host(there)], upgrade_min_in=1).rollout.capacity["llama"].serving == serving
+        rolled(states, wanted, [host(there)], rollout_min_available=1).rollout.capacity["llama"].serving
+        == serving
     )
 
 
@@ -266,7 +267,7 @@ def test_a_rollback_to_what_is_on_trial_leaves_what_has_it() -> None:
 def test_the_same_command_continues_where_docker_was_dead(
     changed: tuple[tuple[str, int], ...], judged: bool, units: list[list[str]]
 ) -> None:
-    """Nothing is held, and the trial is open: nobody has to give again=true."""
+    """Nothing is held, and the trial is open: nobody has to give retry=true."""
     states, balancers = served(PAIR)
     new = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
     found = after(planned(states, new, balancers), states)
@@ -278,7 +279,7 @@ def test_the_same_command_continues_where_docker_was_dead(
             "generation": 2, "why": "x", "since": "2026-11-21T23:00:00Z",
             "units": ["n1/llama-0"] if judged else [], "baseline": {"canary": "n1/llama-0"},
         }  # fmt: skip
-    made = rolled(found, new, balancers, upgrade_min_in=1)
+    made = rolled(found, new, balancers, rollout_min_available=1)
     assert sorted(name for batch in made.batches for name in batch["units"]) == units
     assert [batch["canary"] for batch in made.batches if batch["canary"]] == (
         [] if judged else ["n1/llama-0"]
@@ -317,8 +318,9 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
         ["llama: 1 of 2 serve; this would leave 0, and the last one has to stay in service."],
     ),
     "all is stopped, of what may lose no other one": (
-        STOP, ONE, {}, {"values": {"upgrade_min_in": "100%"}}, {},
-        ["llama: 2 of 2 serve; this would leave 0, and 2 must stay in service (upgrade_min_in: 100%). First return"],
+        STOP, ONE, {}, {"values": {"rollout_min_available": "100%"}}, {},
+        ["llama: 2 of 2 serve; this would leave 0, and 2 must stay in service (rollout_min_available: 100%). First "
+         "return"],
     ),
     "a balancer is not in this run": (
         UPGRADE,
@@ -357,7 +359,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
         STOP,
         ONE,
         {},
-        {"absent": (("far", NOT_IN_RUN),), "values": {"upgrade_min_in": 0}, "blind": True},
+        {"absent": (("far", NOT_IN_RUN),), "values": {"rollout_min_available": 0}, "blind": True},
         {},
         [f"--limit: {ABSENT} Run without --limit, or with far in it. To stop them all the same, and lose the requests"],
     ),

@@ -122,7 +122,7 @@ def rollout(
     """The planner's own part of each host, of two hosts behind load balancers: the canary, then all others at once."""
     states, balancers = served(old, *lbs)
     plan = planned(states, new, balancers, OperationRequest(operation))
-    policy = {"upgrade_serial": [1, 3], "upgrade_min_in": 0 if old is SPAN else 1, "upgrade_soak": 7}
+    policy = {"rollout_serial": [1, 3], "rollout_min_available": 0 if old is SPAN else 1, "rollout_soak": 7}
     made, problems = plan_rollout_steps(plan, RolloutRequest(operation, policy, at_once=True, **wanted))
     assert problems == ()
     parts = {name: made.host(name) for name in made.hosts}
@@ -524,7 +524,7 @@ def benchmark(tmp_path: Path, *fail: list[str], old: Any = PAIR, **more: Any) ->
     """benchmark.yml, one instance at a time."""
     states, balancers = served(old)
     plan = planned(states, old, balancers, OperationRequest(BENCHMARK))
-    made, problems = plan_rollout_steps(plan, RolloutRequest(BENCHMARK, {"upgrade_serial": 1}))
+    made, problems = plan_rollout_steps(plan, RolloutRequest(BENCHMARK, {"rollout_serial": 1}))
     assert problems == ()
     parts = {name: made.host(name) for name in made.hosts}
     begun = {"_benchmark_begun": {"name": "r1"}}  # as benchmark.yml gives it

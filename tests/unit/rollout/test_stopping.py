@@ -72,14 +72,14 @@ def up(count: int) -> list[ServingEngine]:
         (engines(**EIGHT), HostStops(list(EIGHT), ("70%",)), "16 of 16 serve; this would leave 6, and 8 must stay"),
         (engines(**EIGHT), HostStops(["n1", "n2"], (2,)), ""),
         (engines(n1="SS", n2="SS"), HostStops(["n1", "n2"], (2,)), "this would leave 0, and 2 must stay in service "
-         "(upgrade_min_in: 50%). Take fewer at a time: --limit n1."),
-        (engines(n1="SS", n2="SS"), HostStops(["n1", "n2"], (2,), "serial"), "(upgrade_min_in: 50%). One host at a "
-         "time may: -e serial=1. To do it all the same: -e at_once=true."),
+         "(rollout_min_available: 50%). Take fewer at a time: --limit n1."),
+        (engines(n1="SS", n2="SS"), HostStops(["n1", "n2"], (2,), "serial"), "(rollout_min_available: 50%). One host "
+         "at a time may: -e serial=1. To do it all the same: -e at_once=true."),
         # The first one alone, then four.
         (up(20), HostStops(TWENTY), ""),
         (up(14), HostStops(TWENTY), ""),
         (up(13), HostStops(TWENTY, variable="serial"), "13 of 20 serve; this would leave 9, and 10 must stay in "
-         "service (upgrade_min_in: 50%). One host at a time may: -e serial=1."),
+         "service (rollout_min_available: 50%). One host at a time may: -e serial=1."),
         (up(10), HostStops(TWENTY, variable="serial"), "10 of 20 serve; this would leave 9, and 10 must stay"),
         (up(10), HostStops(TWENTY[10:]), ""),
         # What does not serve stops whenever it likes to.
@@ -90,8 +90,8 @@ def up(count: int) -> list[ServingEngine]:
         ([], HostStops([]), ""),
         # The only host: no part of it is offered, as all of it stops.
         (engines(n1="SS"), HostStops(["n1"]), "the last one has to stay in service. First return others"),
-        (engines(n1="S"), HostStops(["n1"], min_in=0), "the last one has to stay in service."),
-        (engines(n1="SS", n2="SS"), HostStops(["n1"], min_in="75%"), "3 must stay in service"),
+        (engines(n1="S"), HostStops(["n1"], min_available=0), "the last one has to stay in service."),
+        (engines(n1="SS", n2="SS"), HostStops(["n1"], min_available="75%"), "3 must stay in service"),
         # An engine over two hosts is out until both are done, whichever comes first.
         ([OVER, replace(OVER, hosts=("n3", "n4"))], HostStops(["n1", "n2"]), ""),
         ([OVER, replace(OVER, hosts=("n3", "n4"))], HostStops(["n1", "n3"]), "wide: 2 of 2 serve"),
@@ -138,7 +138,7 @@ def test_hosts_outside_the_run_count_as_the_load_balancers_have_them() -> None:
     assert refused(states, balancer, "n1") == []
     (text,) = refused(states, balancer, "n1", "n2")
     assert text.startswith(
-        "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (upgrade_min_in: 50%)."
+        "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (rollout_min_available: 50%)."
     )
     # A host that was not reached is no capacity; nor is what the operator drained there.
     (text,) = refused(states, balancer, "n1", unreachable={"n2": "no route to host"})
@@ -192,14 +192,14 @@ def test_modes_change_where_enough_goes_on_serving() -> None:
     assert asked(both, [balancer]) == asked(both, []) == ""
     text = asked(both, [balancer], partition_serial=2)
     assert text.startswith(
-        "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (upgrade_min_in: 50%)."
+        "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (rollout_min_available: 50%)."
     )
     assert text.endswith(
         "One host at a time may: -e gpu_partition_serial=1. To do it all the same: -e at_once=true."
     )
     assert asked(both, [balancer], partition_serial=2, at_once=True) == ""
     assert asked(both, [balancer], operation=DEPLOY, partition_serial=2) == text
-    assert asked(both, [balancer], min_in="75%").startswith(
+    assert asked(both, [balancer], min_available="75%").startswith(
         "llama: 4 of 4 serve; this would leave 2, and 3 must stay"
     )
     assert "gpu_partition_serial: 'x' is not a number" in asked(both, [balancer], partition_serial="x")
@@ -313,7 +313,7 @@ def test_instances_stop_for_a_burn_in_where_others_serve() -> None:
     assert asked(states, [balancer], apply=False, stops=["n1"]) == ""
     text = asked(states, [balancer], apply=False, stops=["n1", "n2"])
     assert text.startswith(
-        "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (upgrade_min_in: "
+        "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (rollout_min_available: "
     )
     assert "Take fewer at a time: --limit n1,lb." in text
     assert asked(states, [balancer], apply=False, stops=["n1", "n2"], at_once=True) == ""

@@ -55,7 +55,7 @@ CASES = {
     # Load balancers: they say nothing about a release, unless its new instance does not answer by itself.
     "no load balancer answers the drain": Case("drain", LB, {"class": "balancer"}, classes=("balancer",)),
     "another run holds the load balancer": Case("drain", LB, {"class": "other_run"}, classes=("other_run",)),
-    "a load balancer refuses the drain": Case("drain", LB, {"msg": "fewer than upgrade_min_in"}),
+    "a load balancer refuses the drain": Case("drain", LB, {"msg": "fewer than rollout_min_available"}),
     "a drain takes too long": Case("drain", "balancer_server", TIMED_OUT),
     "the new instance is not taken, and is well": Case(
         "undrain", LB, LATE, classes=("not_in_service",), asked=(WELL,)

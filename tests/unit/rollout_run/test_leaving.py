@@ -123,7 +123,7 @@ def test_too_few_would_be_left(stays: tuple[str, ...], min_available: Count | No
         assert problem.what.startswith(f"llama ({MODEL}): 8 of 8 serve; ")
         assert word in problem.what
         assert "-e at_once=true" in problem.fix
-        assert "-e upgrade_min_in=" in problem.fix
+        assert "-e rollout_min_available=" in problem.fix
 
 
 def test_the_last_host_of_a_model() -> None:
@@ -134,7 +134,7 @@ def test_the_last_host_of_a_model() -> None:
     (problem,) = leaving_problems(done.plan, None)
     assert problem.what == (
         "chat (chat): 2 of 2 serve; without n2, which left the inventory, 0 would be left, and 1 must stay in "
-        "service (upgrade_min_in: 50%)."
+        "service (rollout_min_available: 50%)."
     )
     assert leaving_problems(done.plan, 0) == ()
 
@@ -238,7 +238,7 @@ def test_a_plan_says_what_stays_on_the_host() -> None:
     [
         ({"operation": "deploy"}, True),
         ({"operation": "deploy", "at_once": True}, False),
-        ({"operation": "deploy", "min_in": 2}, False),
+        ({"operation": "deploy", "min_available": 2}, False),
         ({"operation": "restart"}, True),
         ({"operation": None}, True),  # plan.yml, which prints it
         ({"operation": None, "apply": True}, True),  # partition.yml

@@ -96,7 +96,7 @@ def test_a_restart_changes_nothing_and_is_proved() -> None:
 
 
 def test_a_run_that_only_plans_what_would_be_refused_is_not_proved() -> None:
-    options = {"operation": None, "apply": False, "min_in": "100%"}
+    options = {"operation": None, "apply": False, "min_available": "100%"}
     assert said("a flag", **options) == ([], [])
 
 
@@ -108,5 +108,5 @@ def test_what_the_operator_allows_is_what_counts() -> None:
     assert "load balancer n1 would have 0 of 4 engines of llama (lab/tiny-llama) in service" in problems[0]
     assert said("modes", **both, at_once=True)[1] == []
     assert said("modes", partition_serial=[1])[1] == []
-    _lines, problems = said("a flag", min_in="100%")
+    _lines, problems = said("a flag", min_available="100%")
     assert "would have 3 of 4 engines of llama (lab/tiny-llama) in service, and 4 must stay." in problems[0]

@@ -174,7 +174,7 @@ END = {
             "slower by 30 %",
             "Rolled back: generation 2 serves again",
             "llama is held. It ends when",
-            "again=true",
+            "retry=true",
         ],
     ),
     "a later batch": (

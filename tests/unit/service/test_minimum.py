@@ -32,11 +32,11 @@ def engines(picture: str) -> list[ServingEngine]:
 
 
 FEWER = "Take fewer at a time: --limit"
-LAST, HALF = "the last one has to stay in service", "2 must stay in service (upgrade_min_in: 50%)"
+LAST, HALF = "the last one has to stay in service", "2 must stay in service (rollout_min_available: 50%)"
 
 
 @pytest.mark.parametrize(
-    ("picture", "min_in", "text"),
+    ("picture", "min_available", "text"),
     [
         # All is well.
         ("n1:ss n2:TT", None, ""),
@@ -51,7 +51,7 @@ LAST, HALF = "the last one has to stay in service", "2 must stay in service (upg
         ("n1:s n2:T n3:T", None, f"llama: 3 of 3 serve; this would leave 1, and {HALF}. {FEWER} n2."),
         ("n1:T n2:T n10:T n9:T n3:T n4:T", None, "--limit n1,n2,n3."),
         ("n1:T n2:T", 0, f"2 of 2 serve; this would leave 0, and {LAST}. {FEWER} n1."),
-        ("n1:T n2:s n3:s n4:s", "100%", "and 4 must stay in service (upgrade_min_in: 100%). First return others"),
+        ("n1:T n2:s n3:s n4:s", "100%", "and 4 must stay in service (rollout_min_available: 100%). First return"),
         ("n1:TT", None, f"2 of 2 serve; this would leave 0, and {LAST}. {FEWER} n1 -e instance=llama-0."),
         ("n1:T", None, f"1 of 1 serve; this would leave 0, and {LAST}. First return others to service"),
         ("n1:T", 0, f"1 of 1 serve; this would leave 0, and {LAST}."),
@@ -74,8 +74,8 @@ LAST, HALF = "the last one has to stay in service", "2 must stay in service (upg
         ("n1+n2:T n3+n4:T", None, f"2 of 2 serve; this would leave 0, and {LAST}. {FEWER} n1,n2."),
     ],
 )  # fmt: skip
-def test_what_is_refused(picture: str, min_in: Any, text: str) -> None:
-    found = refusals(engines(picture), min_in)
+def test_what_is_refused(picture: str, min_available: Any, text: str) -> None:
+    found = refusals(engines(picture), min_available)
     assert len(found) == (1 if text else 0), found
     assert text in "".join(item.text() for item in found)
     for item in found:
@@ -105,14 +105,14 @@ def test_a_balancer_on_a_host_that_stops_is_named_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "min_in", "kept"),
+    ("total", "min_available", "kept"),
     [
         (1, None, 1), (2, None, 1), (3, None, 2), (4, None, 2), (5, None, 3), (4, "75%", 3), (3, "75%", 3),
         (4, "0%", 1), (4, 0, 1), (4, 3, 3), (4, 9, 4), (4, "100%", 4),
     ],
 )  # fmt: skip
-def test_how_many_stay(total: int, min_in: Any, kept: int) -> None:
-    assert minimum(total, min_in) == kept
+def test_how_many_stay(total: int, min_available: Any, kept: int) -> None:
+    assert minimum(total, min_available) == kept
 
 
 @pytest.mark.parametrize(

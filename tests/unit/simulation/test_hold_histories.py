@@ -89,7 +89,7 @@ def one_run(draw: Any, fleet: Fleet) -> None:
     try:
         done = planned(inventory, seen, operation, retry=again)
     except FleetError as error:  # such as after a run that died with too few in service
-        if "upgrade_min_in" not in str(error):
+        if "rollout_min_available" not in str(error):
             raise
         event("refused")
         return

@@ -166,7 +166,7 @@ def test_too_few_in_service() -> None:
 @pytest.mark.parametrize("operation", ["upgrade", "deploy"])
 def test_a_minimum_that_no_order_keeps_is_refused_before(operation: str) -> None:
     with pytest.raises(FleetError) as error:
-        planned(edited(BASE, deployments=(llama(**SEQS),)), settled(BASE), operation, min_in="100%")
+        planned(edited(BASE, deployments=(llama(**SEQS),)), settled(BASE), operation, min_available="100%")
     assert "Capacity does not allow even one change at a time" in error.value.problems[0].text()
 
 

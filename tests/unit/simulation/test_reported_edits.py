@@ -132,7 +132,7 @@ def test_what_an_engine_has_on_hosts_that_answer_stays_in_service() -> None:
     with pytest.raises(FleetError) as error:
         planned(flagged, without)
     assert "2 of 3" in error.value.problems[0].text()
-    assert planned(flagged, without, min_in=1).simulate(min_available=1).violations == ()
+    assert planned(flagged, without, min_available=1).simulate(min_available=1).violations == ()
 
 
 def test_what_a_change_of_partition_modes_takes_is_gone_before_the_batches() -> None:
@@ -179,7 +179,7 @@ def test_what_the_operator_drained_and_the_run_removes_is_one_of_all() -> None:
     with pytest.raises(FleetError) as error:
         planned(two, before)
     assert "requires 2 of 3 engines" in error.value.problems[0].text()
-    assert planned(two, before, min_in=1).simulate(min_available=1).violations == ()
+    assert planned(two, before, min_available=1).simulate(min_available=1).violations == ()
 
 
 def test_what_gives_a_name_up_changes_after_what_keeps_it() -> None:
@@ -370,4 +370,4 @@ def test_what_the_operator_drained_in_one_load_balancer_serves_in_the_others() -
     assert "only 2 of 4 engines of llama behind lb serve" in " ".join(
         one.what for one in error.value.problems
     )
-    assert fewest(wanted, before, rollout={"min_in": 1}) == {"n1": 1, "lb": 1}
+    assert fewest(wanted, before, rollout={"min_available": 1}) == {"n1": 1, "lb": 1}

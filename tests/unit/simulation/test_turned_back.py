@@ -77,7 +77,7 @@ def some_now(*edits: str, now: Collection[str] = EDITS.keys() - AT_NIGHT) -> lis
 def back(before: Inventory, after: Inventory, holds: dict[str, int]) -> tuple[Site, Planned]:
     """What the hosts have when the first batch with these holds failed its verdict; and the plan of that run."""
     site = settled(before)
-    done = planned(after, site, "upgrade", min_in=1)
+    done = planned(after, site, "upgrade", min_available=1)
     there = [failed for failed in failures(done) if failed[0]["holds"] == holds]
     assert there, [(batch["text"], batch["holds"]) for batch, _phase in failures(done)]
     return mishaps.turned_back(done, after, site, there[0]), done
@@ -124,7 +124,7 @@ def test_what_ends_it(edit: str, operation: str, way: str) -> None:
     site, _done = back(before, after, holds)
     other = of(*({**one, "engine_args": {"max_num_seqs": 8}} for one in after.deployments))
     wanted = {"put back": before, "again": after, "another definition": other}[way]
-    done = planned(wanted, site, operation, retry=way == "again", min_in=1)
+    done = planned(wanted, site, operation, retry=way == "again", min_available=1)
     assert done.plan.ignored == []
     site = carried_out(done, wanted, site, LATER[1])
     assert (holding(site), names(site)) == ({}, names(settled(wanted)))
@@ -135,10 +135,10 @@ def test_what_ends_it(edit: str, operation: str, way: str) -> None:
 def test_what_served_before_is_not_held_when_it_is_put_back_after_an_interruption() -> None:
     before, after, _holds = EDITS["a flag"]
     site = settled(before)
-    done = planned(after, site, "upgrade", min_in=1)
+    done = planned(after, site, "upgrade", min_available=1)
     moment = next(item for item in mishaps.moments(done) if "phase watch" in item.step)
     died = mishaps.died_at(moment, done, after, site)
-    there = planned(before, died, "upgrade", min_in=1)
+    there = planned(before, died, "upgrade", min_available=1)
     assert there.rollout
     assert there.rollout.batches
     assert [batch["holds"] for batch in there.rollout.batches] == [{}] * len(there.rollout.batches)
@@ -166,12 +166,12 @@ def test_a_release_that_was_interrupted_is_turned_back_as_a_whole(edit: str) -> 
     """Also when what it replaces is gone already, and only the last batch is left."""
     before, after, holds = EDITS[edit]
     site = settled(before)
-    done = planned(after, site, "upgrade", min_in=1)
+    done = planned(after, site, "upgrade", min_available=1)
     found = [
         (moment.step, batch["holds"])
         for moment in mishaps.moments(done)[1:-1]
         for batch, _phase in failures(
-            planned(after, mishaps.died_at(moment, done, after, site), "upgrade", min_in=1)
+            planned(after, mishaps.died_at(moment, done, after, site), "upgrade", min_available=1)
         )
         if batch["holds"]
     ]
@@ -213,15 +213,15 @@ def test_a_host_that_was_away_keeps_what_has_left_meanwhile(case: str) -> None:
     first = replace(of(named("ada", 0, 1), *([old] if rest else [])), hosts=more)
     renamed, wanted = of(old, *rest), replace(of(new, *rest), hosts=more)
     site = carried_out(planned(renamed, settled(first)), renamed, settled(first))
-    done = planned(wanted, site, "upgrade", min_in=1)
+    done = planned(wanted, site, "upgrade", min_available=1)
     there = some(failed for failed in failures(done) if "n3/ada-1" in str(failed[0]["units"]))
     assert all(batch["holds"] == holds for batch, _phase in there)
     turned = mishaps.turned_back(done, wanted, site, there[0])
-    again = planned(wanted, turned, "upgrade", min_in=1)
+    again = planned(wanted, turned, "upgrade", min_available=1)
     assert [host for host, _why in again.plan.excluded] == left_out
     assert again.simulate().violations == ()
     assert names(carried_out(again, wanted, turned)) == names(site)
-    ended = planned(of_seqs(wanted, 8), carried_out(again, wanted, turned), "upgrade", min_in=1)
+    ended = planned(of_seqs(wanted, 8), carried_out(again, wanted, turned), "upgrade", min_available=1)
     assert (ended.plan.excluded, ended.plan.ignored) == ((), [])
 
 
@@ -233,11 +233,11 @@ def test_a_host_that_comes_back_and_fails_changes_nothing_elsewhere() -> None:
     site = carried_out(planned(released, settled(first)), released, settled(first))
     wanted = replace(of({**named("ada", 0, 1), **FLAG, "hosts": ["n2", "n3"]}), hosts=more)
     for inventory, holds in ((wanted, {}), (of_seqs(wanted, 8), {"ada": 2})):
-        done = planned(inventory, site, "upgrade", min_in=1)
+        done = planned(inventory, site, "upgrade", min_available=1)
         for failed in some(failures(done)):
             assert failed[0]["holds"] == holds
             back_again = mishaps.turned_back(done, inventory, site, failed)
-            again = planned(inventory, back_again, "upgrade", min_in=1)
+            again = planned(inventory, back_again, "upgrade", min_available=1)
             assert (again.plan.excluded, again.simulate().violations) == ((), ())
             there = carried_out(again, inventory, back_again)
             assert names(there) == names(site)
@@ -250,14 +250,14 @@ def test_what_was_turned_back_is_turned_back_again(edit: str) -> None:
     """The next definition fails, too: what the first one would have replaced has to stay once more."""
     before, after, holds = EDITS[edit]
     site, _done = back(before, after, holds)
-    site = carried_out(planned(after, site, min_in=1), after, site, LATER[0])
+    site = carried_out(planned(after, site, min_available=1), after, site, LATER[0])
     other = of_seqs(after, 8)
-    done = planned(other, site, "upgrade", min_in=1)
+    done = planned(other, site, "upgrade", min_available=1)
     there = some(failed for failed in failures(done) if failed[0]["holds"])
     assert all(batch["holds"] == holds for batch, _phase in there)
     for failed in there:
         twice = mishaps.turned_back(done, other, site, failed, (None, LATER[1]))
-        again = planned(other, twice, "upgrade", min_in=1)
+        again = planned(other, twice, "upgrade", min_available=1)
         assert names(carried_out(again, other, twice)) == names(settled(before))
 
 
@@ -341,7 +341,7 @@ def swap_turned_back(*others: dict[str, Any]) -> tuple[Inventory, Site]:
     """
     first, wanted = (replace(one, deployments=(*one.deployments, *others)) for one in SWAP)
     site = settled(replace(first, balancers={}))
-    done = planned(wanted, site, min_in=0)
+    done = planned(wanted, site, min_available=0)
     failed = next(failed for failed in failures(done) if failed[0]["holds"] == {"ada": 1, "bob": 1})
     site = mishaps.turned_back(done, wanted, site, failed)
     site.seen.clear()  # it was not installed yet

@@ -14,7 +14,7 @@ from .sources import HELD, INVENTORY, ROLLED_BACK, RUNNING
 
 ENDS = (
     "It ends when the inventory defines something else, or again what serves. To try the same definition again: "
-    "upgrade.yml -e again=true."
+    "upgrade.yml -e retry=true."
 )
 
 

@@ -142,7 +142,7 @@ def _clash_problem(
     if held:
         fix = (
             f"{' and '.join(held)} {'is' if len(held) == 1 else 'are'} held. To try what the inventory defines again: "
-            "upgrade.yml -e again=true; or change the other deployment first."
+            "upgrade.yml -e retry=true; or change the other deployment first."
         )
     return Problem((), text, fix, (host.name,))
 

@@ -24,7 +24,7 @@ INVENTORY, HELD, ROLLED_BACK, RUNNING = "inventory", "held", "rollback", "runnin
 """Sources. held, rollback: a stored generation; running: as it runs."""
 
 OPERATOR = "the operator rolled back"
-AGAIN = "it is to be tried again (again=true)"
+AGAIN = "it is to be tried again (retry=true)"
 MAX_LISTED = 8
 
 
@@ -242,7 +242,7 @@ def _hold_of_rollback(number: int, request: OperationRequest, histories: Mapping
     newer = {item.generation for history in histories.values() for item in history.kept} - {
         *range(number + 1)
     }
-    return Hold(number, request.why or OPERATOR, failed=tuple(sorted(newer)))
+    return Hold(number, request.reason or OPERATOR, failed=tuple(sorted(newer)))
 
 
 def _binding(histories: Iterable[History]) -> tuple[Hold | None, OpenRollout | None]:

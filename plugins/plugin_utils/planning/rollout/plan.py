@@ -289,7 +289,7 @@ def refused_stops(
     members = [member for host in hosts for member in host.members(RolloutRequest(RESTART), ())]
     members += outside_members(plan, _spanning(hosts))
     also = [balancer.host.name for balancer in plan.balancers]
-    stops = replace(stops, min_in=policy.min_available, limit_also=also)
+    stops = replace(stops, min_available=policy.min_available, limit_also=also)
     return (*problems, *stop_problems([] if blind else known_engines(members), stops))
 
 

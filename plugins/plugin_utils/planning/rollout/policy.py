@@ -28,24 +28,24 @@ class RolloutPolicy:
 
 
 def parse_policy(values: Mapping[str, Any]) -> tuple[RolloutPolicy, tuple[Problem, ...]]:
-    """Parse upgrade_serial, upgrade_min_in and upgrade_soak, from -e or the inventory, and return problems.
+    """Parse rollout_serial, rollout_min_available and rollout_soak, from -e or the inventory, and return problems.
 
     None counts as not set.
     """
-    serial, found = parse_serial(values.get("upgrade_serial"), "upgrade_serial")
+    serial, found = parse_serial(values.get("rollout_serial"), "rollout_serial")
     problems = [*found]
     keep = None
-    if values.get("upgrade_min_in") is not None:
-        keep = parse_count(values["upgrade_min_in"])
+    if values.get("rollout_min_available") is not None:
+        keep = parse_count(values["rollout_min_available"])
         if keep is None:
-            what = f"{values['upgrade_min_in']!r} is not a number of engines or a percentage of them."
-            problems.append(Problem(("upgrade_min_in",), what, 'Use for example 1 or "75%".'))
-    given = values.get("upgrade_soak")
-    soak = parse_count(public_variables()["upgrade_soak"].default if given is None else given)
+            what = f"{values['rollout_min_available']!r} is not a number of engines or a percentage of them."
+            problems.append(Problem(("rollout_min_available",), what, 'Use for example 1 or "75%".'))
+    given = values.get("rollout_soak")
+    soak = parse_count(public_variables()["rollout_soak"].default if given is None else given)
     if not isinstance(soak, int):
         problems.append(
             Problem(
-                ("upgrade_soak",), f"{given!r} is not a whole number of seconds.", "Use for example 30, or 0."
+                ("rollout_soak",), f"{given!r} is not a whole number of seconds.", "Use for example 30, or 0."
             )
         )
         soak = 0

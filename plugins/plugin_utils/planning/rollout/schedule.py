@@ -184,8 +184,8 @@ def _oversized(group: ChangeGroup, room: Room, reported: set[str]) -> Iterable[P
             continue
         reported.add(name)
         engines = plural(there.total, "engine")
-        kept = f"upgrade_min_in requires {there.min_available} of {engines} of {name} in service"
-        less = f"-e upgrade_min_in={max(left, 0)}."
+        kept = f"rollout_min_available requires {there.min_available} of {engines} of {name} in service"
+        less = f"-e rollout_min_available={max(left, 0)}."
         if count > 1:
             what = (
                 f"{group.name} have to change together, because one takes over GPUs or ports of another; that leaves "
@@ -198,7 +198,7 @@ def _oversized(group: ChangeGroup, room: Room, reported: set[str]) -> Iterable[P
         else:
             what = f"changing {group.name} leaves {left}, and {kept}."
             fix = f"Capacity does not allow even one change at a time. To accept that: {less}"
-        yield Problem(("upgrade_min_in",), what, fix, group.hosts)
+        yield Problem(("rollout_min_available",), what, fix, group.hosts)
 
 
 def _serial_problems(
@@ -213,10 +213,10 @@ def _serial_problems(
             engines, kept = plural(there.total, "engine"), there.min_available
             what = (
                 f"[{', '.join(map(str, serial))}] lets {len(turn.groups)} groups change at a time, which leaves {left} "
-                f"of {engines} of {name} in service; upgrade_min_in requires {kept}."
+                f"of {engines} of {name} in service; rollout_min_available requires {kept}."
             )
             fit = sum(room.fits(turn.groups[: number + 1]) for number in range(len(turn.groups)))
-            yield Problem(("upgrade_serial",), what, f"At most {fit} fit: -e upgrade_serial={fit}.")
+            yield Problem(("rollout_serial",), what, f"At most {fit} fit: -e rollout_serial={fit}.")
             return
 
 

@@ -27,7 +27,7 @@ class HostStops:
     hosts: Sequence[str]
     serial: tuple[Count, ...] = DEFAULT_SERIAL
     variable: str = ""
-    min_in: Count | None = None
+    min_available: Count | None = None
     balancers: frozenset[str] = frozenset()
     limit_also: Sequence[str] = ()
 
@@ -141,7 +141,7 @@ def batch_problems(
         replace(item, taken=not set(stops.hosts if len(item.hosts) > 1 else batch).isdisjoint(item.hosts))
         for item in engines
     ]
-    found = refusals(taken, stops.min_in, stops.limit_also, whole_hosts=True)
+    found = refusals(taken, stops.min_available, stops.limit_also, whole_hosts=True)
     if stops.balancers and stops.balancers <= set(batch):
         names = ", ".join(sorted(stops.balancers))
         what = f"{names}: no other load balancer answers, so no client would be served meanwhile."

@@ -47,11 +47,11 @@ def _problem(share: _Share, kept: int, given: Count) -> Problem:
     hosts = listed(share.hosts)
     what = (
         f"{share.label}: {share.serving} of {share.total} serve; without {hosts}, which left the inventory, "
-        f"{share.left} would be left, and {kept} must stay in service (upgrade_min_in: {given})."
+        f"{share.left} would be left, and {kept} must stay in service (rollout_min_available: {given})."
     )
     fix = (
         f"Put {hosts} back into the group instinct, or have other hosts serve it first. To accept less capacity: "
-        f"-e upgrade_min_in={share.left}. To change everything at once, and have clients get 503: {WORD}."
+        f"-e rollout_min_available={share.left}. To change everything at once, and have clients get 503: {WORD}."
     )
     return Problem((), what, fix)
 

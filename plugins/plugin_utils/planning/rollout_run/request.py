@@ -41,11 +41,10 @@ CANARY_SETTINGS = (
 VARIABLES = {
     **{name: name for name in ("offline", "explain", "refresh", "plan_file", "at_once", "take_over")},
     "remove_load_balancer": "remove_load_balancer",
-    **{name: name for name in ("deployment", "instance", "generation", "why", "canary")},
-    "retry": "again",
-    "serial": "upgrade_serial",
-    "min_in": "upgrade_min_in",
-    "soak": "upgrade_soak",
+    **{name: name for name in ("deployment", "instance", "generation", "reason", "retry", "canary")},
+    "serial": "rollout_serial",
+    "min_available": "rollout_min_available",
+    "soak": "rollout_soak",
     "drain_timeout": "load_balancer_drain_timeout",
     "measure_timeout": "benchmark_timeout",
     "live": "live",
@@ -86,7 +85,7 @@ def parse_request(options: Options) -> OperationRequest:
         deployments=frozenset([deployment]) if deployment else None,
         generation=options["generation"],
         retry=options["retry"],
-        why=options["why"] or "",
+        reason=options["reason"] or "",
     )
 
 
@@ -100,7 +99,7 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
     operation = options.get("operation")
     if options.get("instance") and operation in (UPGRADE, ROLLBACK):
         what = f"{UPGRADE}.yml and {ROLLBACK}.yml work on whole deployments, not on single instances."
-        found.append(Problem(("instance",), what, "Leave it out; upgrade_serial=1 changes one at a time."))
+        found.append(Problem(("instance",), what, "Leave it out; rollout_serial=1 changes one at a time."))
     if options.get("generation") is not None and operation in (UPGRADE, RESTART, STOP, *MEASUREMENTS):
         what = "only rollback.yml can choose a generation."
         found.append(Problem(("generation",), what, "Leave it out, or run rollback.yml."))
@@ -330,4 +329,4 @@ def _blind(plan: FleetPlan, others: Collection[str]) -> bool:
 
 def terms(options: Options) -> dict[str, Any]:
     """Return the variables of the operator that limit a rollout."""
-    return {f"upgrade_{key}": options[key] for key in ("serial", "min_in", "soak")}
+    return {f"rollout_{key}": options[key] for key in ("serial", "min_available", "soak")}

@@ -78,7 +78,7 @@ def _format_capacity(planned: RolloutPlan, name: str) -> list[str]:
     for label in planned.rollout.services.get(name, ()):
         room = planned.rollout.capacity[label]
         kept = planned.policy.min_available
-        rule = f" (upgrade_min_in: {DEFAULT_MIN_AVAILABLE if kept is None else kept})"
+        rule = f" (rollout_min_available: {DEFAULT_MIN_AVAILABLE if kept is None else kept})"
         whose = "" if label == name else f" of {label}"
         text = f"at least {room.min_available} of {room.total}{whose} in the load balancer"
         lines += wrapped("keeps", text + (rule if room.min_available else "")) if room.stays else []
