@@ -13,8 +13,8 @@ description:
   - Ansible templates C(hosts) before it contacts a host. This plugin therefore fails the run there, with nothing
     contacted, for an inventory that is missing, unreadable or has invalid YAML, for misspelled groups and files of
     variables, for such files that look left behind, are not read or set a variable a second time, for a C(--limit) or
-    tag that matches nothing, for C(--start-at-task), and for misspelled names or invalid values of the toolkit's
-    variables given with C(-e).
+    tag that matches nothing, for C(--start-at-task), for former names of the toolkit's variables, and for misspelled
+    names or invalid values of them given with C(-e).
 options:
   _terms:
     description: Groups of the inventory, C(instinct) and C(load_balancer) by default. One of them needs a host.
@@ -72,6 +72,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.
     toolkit_tags,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.unknown_variables import (
+    FORMER,
+    FORMER_EXTRA,
     unknown_extra_variables,
 )
 
@@ -106,7 +108,8 @@ class LookupModule(LookupBase):
         broken += inventory_files.source_problems(sources, () if broken else self._unparsed())
         given = load_extra_vars(self._loader)
         known = public_variables()
-        problems = [Problem((), text) for text in unknown_extra_variables(map(str, given), known)]
+        former = {**FORMER, **FORMER_EXTRA}
+        problems = [Problem((), text) for text in unknown_extra_variables(map(str, given), known, former)]
         problems += run_input.value_problems(given, known)
         if own_playbooks(context.CLIARGS.get("args") or ()):
             problems += run_input.start_problems(context.CLIARGS.get("start_at_task"))

@@ -56,6 +56,7 @@ class ControllerAction(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _unused, options = self.validate_argument_spec(argument_spec=self.options)
         facts = task_vars or {}
+        # Not the former names that are general words: the playbook may be the operator's, and give them a meaning.
         wrong = unknown_extra_variables(map(str, load_extra_vars(self._loader)), public_variables())
         if wrong:
             return {

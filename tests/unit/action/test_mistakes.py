@@ -154,6 +154,10 @@ MISTAKES = {
     "a misspelled -e where no plan is made": command(
         "-e", "detial=true", playbook="status", said=("-e detial", "Did you mean detail?")
     ),
+    "a former name with -e": command(
+        "-e", "again=true", "-e", "upgrade_serial=2", playbook="upgrade",
+        said=("-e again: is now called retry. Write -e retry=…", "-e upgrade_serial: is now called rollout_serial."),
+    ),
     "a value that is no boolean": command("-e", "explain=treu", said=("-e explain=treu: must be true or false",)),
     "a limit that matches nothing": command("--limit", "mi300x-9", said=("mi300x-9",)),
     "a limit of which a part matches nothing": command(
@@ -174,6 +178,17 @@ MISTAKES = {
     "a misspelled variable": Mistake(
         ("gpu_partiton_compute (hosts mi300x-01, mi300x-02", "hardware.yml:9", "Did you mean gpu_partition_compute?"),
         edit(HARDWARE, "gpu_partition_compute", "gpu_partiton_compute"),
+    ),
+    "a former name where no plan is made": Mistake(
+        ("upgrade_min_in: is set in mine/group_vars/instinct/hardware.yml:", "is now called rollout_min_available."),
+        lambda place: (add(HARDWARE, "upgrade_min_in: 75%\n")(place), add("hosts.yml", BALANCER)(place)),
+        args=("--limit", "mi300x-01"),
+        playbook="drain",
+        offline=False,
+    ),
+    "a former name in the file of the hosts": Mistake(
+        ("upgrade_soak (hosts mi300x-01, mi300x-02, mine/hosts.yml:", "is now called rollout_soak. Rename it."),
+        edit("hosts.yml", "    ansible_user: ops", "    ansible_user: ops\n    upgrade_soak: 5"),
     ),
 }  # fmt: skip
 # Mistakes in values, and more files that look left behind, at night: each costs a run.

@@ -61,7 +61,7 @@ def test_a_name_with_another_number_is_another_host(name: str, near: str | None)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"offline": "yes", "explain": True, "upgrade_soak": "30", "own": "x"}, ""),
+        ({"offline": "yes", "explain": True, "rollout_soak": "30", "own": "x"}, ""),
         ({"offline": "{{ x }}", "deployment": "llama", "new_secrets": "api_keys,certificate"}, ""),
         ({"offline": "tru"}, "-e offline=tru: must be true or false."),
         ({"benchmark_timeout": "2h"}, "-e benchmark_timeout=2h: must be a whole number."),

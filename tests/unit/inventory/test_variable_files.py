@@ -108,6 +108,35 @@ def read(place: Path, files: Mapping[str, Any], *sources: str) -> Inventory:
             {"plays/group_vars/all/a.yml": ONE, "plays/group_vars/all.yml": TWO},
             ["group_vars/all.yml: Ansible does"],
         ),
+        # By the name that a variable had.
+        (
+            {f"{GROUP}.yml": "own: 1\nupgrade_serial: 2\n"},
+            [
+                "upgrade_serial: is set in mine/group_vars/instinct.yml:2, and is now called rollout_serial. "
+                "Rename it there."
+            ],
+        ),
+        (
+            {f"{GROUP}/a.yml": "upgrade_min_in: 75%\n", "mine/host_vars/n1.json": '{"upgrade_soak": 5}'},
+            [
+                "mine/group_vars/instinct/a.yml:1, and is now called rollout_min_available. Rename it there.",
+                "upgrade_soak: is set in mine/host_vars/n1.json, and is now called rollout_soak. Rename it there.",
+            ],
+        ),
+        (
+            {"plays/group_vars/all": "load_balancer_min_in: 1\n"},
+            ["load_balancer_min_in: is set in plays/group_vars/all:1, and is now called"],
+        ),
+        # Words that operators use for other things; what only names one; and what has no part in it.
+        ({f"{GROUP}.yml": "again: true\nwhy: because\n"}, []),
+        ({f"{GROUP}.yml": "# upgrade_serial\nown: {upgrade_serial: 2}\n"}, []),
+        (
+            {
+                "mine/group_vars/storage.yml": "upgrade_serial: 2\n",
+                "mine/host_vars/n9.yml": "upgrade_soak: 2\n",
+            },
+            [],
+        ),
     ],
 )
 def test_what_is_said(files: Mapping[str, str], said: list[str], tmp_path: Path) -> None:

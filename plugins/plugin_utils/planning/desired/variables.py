@@ -19,7 +19,7 @@ from ...base.text import printable
 from ..inventory.groups import BALANCERS, CONNECTION, FLEET
 from ..inventory.origins import origin_tag, place_of
 from ..inventory.public_variables import typed
-from ..inventory.unknown_variables import unknown_connection_variables, unknown_variables
+from ..inventory.unknown_variables import FORMER, unknown_connection_variables, unknown_variables
 from ..inventory.vaulted import mark_vaulted, vaulted_texts
 from .endpoint_settings import NOT_IN_RUN, BalancerHost, balancer_host
 from .endpoint_settings import VARIABLES as BALANCER_VARIABLES
@@ -67,14 +67,16 @@ class InventoryReader:
         return [str(name) for name in here or fleet]
 
     def misspelled(self, hosts: Iterable[str], known: Collection[str]) -> Iterator[Problem]:
-        """Yield the variables of hosts that resemble known ones and that no template of theirs uses."""
+        """Yield the variables of hosts that have former names, or resemble known ones while no template uses them."""
         variables = {name: self.raw(name) for name in hosts}
         # Not those that Ansible sets on every host: comparing a name with all of ours takes a while.
         names = {str(key) for raw in variables.values() for key in raw} - INTERNAL_STATIC_VARS
         suspects = {**unknown_variables(names, known), **unknown_connection_variables(names, CONNECTION)}
         for key, near in suspects.items():
             having = tuple(name for name, raw in variables.items() if key in raw)
-            if not any(_uses(variables[name], key) for name in having):
+            if key in FORMER:
+                yield Problem((key,), f"is now called {near}.", "Rename it.", having)
+            elif not any(_uses(variables[name], key) for name in having):
                 fix = f"Did you mean {near}? If it is your own variable, rename it."
                 yield Problem((key,), "unknown variable.", fix, having)
 

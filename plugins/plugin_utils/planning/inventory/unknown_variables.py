@@ -1,10 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find unknown variables that resemble public ones: such a typo would silently have no effect. Pure."""
+"""Find unknown variables that resemble public ones, or were their names: they would silently have no effect. Pure."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
+
+FORMER = {
+    "upgrade_serial": "rollout_serial",
+    "upgrade_min_in": "rollout_min_available",
+    "upgrade_soak": "rollout_soak",
+    "load_balancer_min_in": "load_balancer_min_available",
+}
+"""Former names of variables, with the present ones. Each is an error wherever it is set: nobody would notice that a
+limit under such a name is not read."""
+FORMER_EXTRA = {"again": "retry", "why": "reason"}
+"""Former names that are errors only with -e, and only in the toolkit's own plays, where they had a meaning; a playbook
+that imports these plays counts, as nothing tells for which of its plays a name was given. In an inventory, such general
+words are more likely the operator's own variables: these two were of a single run."""
 
 MIN_SIMILARITY = 0.85
 """Minimum ratio of equal letters in similar names; a judgement: vllm_deployment, gpu_partition_memry."""
@@ -13,20 +26,21 @@ MIN_WORDS = 3
 MIN_SIMILARITY_CONNECTION = 0.9
 """The same for Ansible's names of a connection. ansible_hostname, a fact, is none of ansible_host: 0.86."""
 MIN_SIMILARITY_EXTRA = 0.8
-"""The same for names given with -e, which are mostly short names of this toolkit: agian, canray."""
+"""The same for names given with -e, which are mostly short names of this toolkit: rety, canray."""
 
 
 def unknown_variables(names: Iterable[str], known: Collection[str]) -> Mapping[str, str]:
     """Return each unknown name that closely resembles a known one, or lacks one of its words, with that one.
 
-    Ansible's own names resemble none of ours, and a host has many of them.
+    Former names count as known ones, and are returned as the present ones. Ansible's own names resemble none of ours,
+    and a host has many of them.
     """
-    found = {}
+    found, valid = {}, [*known, *FORMER]
     for name in sorted({name for name in names if not name.startswith("ansible_")} - set(known)):
-        near = difflib.get_close_matches(name, list(known), n=1, cutoff=MIN_SIMILARITY)
-        near = near or [item for item in sorted(known) if _lacks_a_word(name, item)]
+        near = difflib.get_close_matches(name, valid, n=1, cutoff=MIN_SIMILARITY)
+        near = near or [item for item in sorted(valid) if _lacks_a_word(name, item)]
         if near:
-            found[name] = near[0]
+            found[name] = FORMER.get(near[0], near[0])
     return found
 
 
@@ -48,16 +62,28 @@ def unknown_connection_variables(names: Iterable[str], known: Collection[str]) -
     return found
 
 
-def unknown_extra_variables(given: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+def unknown_extra_variables(
+    given: Iterable[str], known: Collection[str], former: Mapping[str, str] = FORMER
+) -> tuple[str, ...]:
     """Return the problems of the names given with -e.
 
-    A typo there may widen the operation to everything: `stop.yml -e deploymnt=llama`.
+    A typo there may widen the operation to everything: `stop.yml -e deploymnt=llama`. former: the former names that are
+    errors, with the present ones.
     """
     found = []
     for name in sorted(set(given) - set(known)):
-        near = difflib.get_close_matches(name, list(known), n=1, cutoff=MIN_SIMILARITY_EXTRA)
-        near = [f"upgrade_{name}"] if f"upgrade_{name}" in known else near
-        if near:
-            text = f"-e {name}: unknown variable. Did you mean {near[0]}?"
+        if name in former:
+            what = f"-e {name}: is now called {former[name]}. Write -e {former[name]}=…"
+            found.append(f"{what}; if it is your own variable, rename it.")
+        elif near := _nearest_extra(name, known):
+            text = f"-e {name}: unknown variable. Did you mean {near}?"
             found.append(f"{text} If it is your own variable, rename it.")
     return tuple(found)
+
+
+def _nearest_extra(name: str, known: Collection[str]) -> str:
+    """Return the present name of the variable that a name given with -e resembles; "" of none."""
+    valid = [*known, *FORMER]
+    full = [item for item in (f"rollout_{name}", f"upgrade_{name}") if item in valid]
+    near = full or difflib.get_close_matches(name, valid, n=1, cutoff=MIN_SIMILARITY_EXTRA)
+    return FORMER.get(near[0], near[0]) if near else ""

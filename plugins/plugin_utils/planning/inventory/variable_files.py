@@ -19,6 +19,7 @@ from ....module_utils.common.errors import Problem
 from .inventory_files import directory_of, shown
 from .leftovers import MAYBE, leftover
 from .origins import origin_tag, place_of
+from .unknown_variables import FORMER
 
 SUFFIXES = ("", *constants.YAML_FILENAME_EXTENSIONS)
 VAULT_FIX = "Give its password: --ask-vault-pass, or --vault-password-file FILE."
@@ -81,7 +82,7 @@ class VariableFiles:
         )
 
     def problems(self, kind: str, names: Iterable[str], known: Collection[str]) -> Iterator[Problem]:
-        """Yield what is not read, cannot be read, looks left behind, or sets a known variable a second time."""
+        """Yield what is not read, cannot be read, looks left behind, or sets a variable twice or by a former name."""
         every = tuple(names)
         for directory in self.directories:
             place = directory / f"{kind}_vars"
@@ -90,7 +91,11 @@ class VariableFiles:
                 found = _variants(listed, name)
                 yield from (_unread(place / other, place / found[0]) for other in found[1:])
                 if found and listed[found[0]]:
-                    yield from directory_problems(place / found[0], self.read(directory, kind, name), known)
+                    files = self.read(directory, kind, name)
+                    yield from directory_problems(place / found[0], files, known)
+                    yield from former_names(files)
+                elif found and _may_have_former(place / found[0]):
+                    yield from former_names([self._load(str(place / found[0]))])
 
     def _listed(self, place: Path) -> Mapping[str, bool]:
         """Return what is in a directory, and whether it is a directory itself."""
@@ -108,6 +113,24 @@ class VariableFiles:
         except AnsibleError as error:
             return VariableFile(Path(path), {}, str(error.message), isinstance(error, AnsibleVaultError))
         return VariableFile(Path(path), data if isinstance(data, Mapping) else {})
+
+
+def former_names(files: Iterable[VariableFile]) -> Iterator[Problem]:
+    """Yield the variables that files set by a former name."""
+    for file in files:
+        for name in file.values:
+            if name in FORMER:
+                what = f"is set in {file.place(name)}, and is now called {FORMER[name]}."
+                yield Problem((str(name),), what, "Rename it there.")
+
+
+def _may_have_former(path: Path) -> bool:
+    """Return whether a former name is somewhere in a file; to parse all of a thousand hosts takes longer."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    return any(name.encode() in data for name in FORMER)
 
 
 def _variants(listed: Collection[str], name: str) -> list[str]:
