@@ -186,6 +186,16 @@ MISTAKES = {
         playbook="drain",
         offline=False,
     ),
+    "a former name in the file of the hosts, where no plan is made": Mistake(
+        ("Nothing was done. upgrade_min_in: is now called rollout_min_available. Rename it.",),
+        lambda place: (
+            edit("hosts.yml", "ansible_user: ops", "ansible_user: ops\n    upgrade_min_in: 75%")(place),
+            add("hosts.yml", BALANCER)(place),
+        ),
+        args=("--limit", "mi300x-01"),
+        playbook="drain",
+        offline=False,
+    ),
     "a former name in the file of the hosts": Mistake(
         ("upgrade_soak (hosts mi300x-01, mi300x-02, mine/hosts.yml:", "is now called rollout_soak. Rename it."),
         edit("hosts.yml", "    ansible_user: ops", "    ansible_user: ops\n    upgrade_soak: 5"),
