@@ -71,7 +71,7 @@ def test_a_hold_ends_with_another_definition(operation: str, wanted: Any, expect
 
 
 @pytest.mark.parametrize("operation", [DEPLOY, UPGRADE])
-def test_again_tries_the_same_again(operation: str) -> None:
+def test_retry_tries_the_same_again(operation: str) -> None:
     plan = planned(turned_back(), llama(16), OperationRequest(operation, retry=True))
     assert choice(plan) == ENDS
     assert {tuple(actions(plan.to_json()["hosts"][name])) for name in ("n1", "n2")} == {
@@ -124,7 +124,7 @@ def test_a_limit_to_hosts_that_are_alike_in_both_ends_nothing() -> None:
         (llama(32), OperationRequest(DEPLOY)),
         (llama(16), OperationRequest(UPGRADE, retry=True)),
     ],
-    ids=["put back, site.yml", "put back, upgrade.yml", "another definition", "again"],
+    ids=["put back, site.yml", "put back, upgrade.yml", "another definition", "retry"],
 )
 def test_a_host_that_is_down_forgets_the_hold_when_it_is_back(
     wanted: Any, request_: OperationRequest

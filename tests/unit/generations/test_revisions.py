@@ -283,7 +283,7 @@ NOT_UNDONE = "site.yml must not undo the rollback"
 LIFTED = "the inventory's definition is what runs"
 CHANGED = "the inventory's definition is another one than what was turned back"
 RETRIED = "it is to be tried again (retry=true)"
-AGAIN = OperationRequest(UPGRADE, retry=True)
+RETRY = OperationRequest(UPGRADE, retry=True)
 
 
 @pytest.mark.parametrize(
@@ -296,14 +296,14 @@ AGAIN = OperationRequest(UPGRADE, retry=True)
         ({"held": A_HOLD}, llama(32), OperationRequest(UPGRADE), [("at generation 1", "free", CHANGED)]),
         ({"held": A_HOLD}, llama(32), OperationRequest(), [("at generation 1", "free", CHANGED)]),
         ({"held": A_HOLD}, llama(16), OperationRequest(UPGRADE), []),
-        ({"held": A_HOLD}, llama(16), AGAIN, [("at generation 1", "free", RETRIED)]),
+        ({"held": A_HOLD}, llama(16), RETRY, [("at generation 1", "free", RETRIED)]),
         ({"held": A_HOLD}, llama(), OperationRequest(), [("at generation 1", "free", LIFTED)]),
         ({"held": A_HOLD}, [], OperationRequest(), [("at generation 1", "free", "the inventory no longer defines it")]),
         ({"held": A_HOLD}, llama(16), OperationRequest(RESTART), []),
         ({"trial": A_TRIAL}, llama(16), OperationRequest(), []),
     ],
     ids=["rolled back", "held elsewhere", "for another reason", "held so already", "upgraded to another",
-         "deployed, another", "upgraded to the same", "again", "what is held is wanted", "nobody wants it", "restarted",
+         "deployed, another", "upgraded to the same", "retry", "what is held is wanted", "nobody wants it", "restarted",
          "on trial"],
 )  # fmt: skip
 def test_holds(

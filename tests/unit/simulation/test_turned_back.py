@@ -116,15 +116,15 @@ def test_what_served_serves_on_and_the_edit_is_held(edit: str, operation: str) -
 
 @pytest.mark.parametrize("operation", ["deploy", "upgrade"])
 @pytest.mark.parametrize("edit", some_now(*EDITS))
-@pytest.mark.parametrize("way", ["put back", "again", "another definition"])
+@pytest.mark.parametrize("way", ["put back", "retry", "another definition"])
 def test_what_ends_it(edit: str, operation: str, way: str) -> None:
     before, after, holds = EDITS[edit]
-    if way == "again":
+    if way == "retry":
         operation = "upgrade"
     site, _done = back(before, after, holds)
     other = of(*({**one, "engine_args": {"max_num_seqs": 8}} for one in after.deployments))
-    wanted = {"put back": before, "again": after, "another definition": other}[way]
-    done = planned(wanted, site, operation, retry=way == "again", min_available=1)
+    wanted = {"put back": before, "retry": after, "another definition": other}[way]
+    done = planned(wanted, site, operation, retry=way == "retry", min_available=1)
     assert done.plan.ignored == []
     site = carried_out(done, wanted, site, LATER[1])
     assert (holding(site), names(site)) == ({}, names(settled(wanted)))

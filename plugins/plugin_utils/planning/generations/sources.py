@@ -24,7 +24,7 @@ INVENTORY, HELD, ROLLED_BACK, RUNNING = "inventory", "held", "rollback", "runnin
 """Sources. held, rollback: a stored generation; running: as it runs."""
 
 OPERATOR = "the operator rolled back"
-AGAIN = "it is to be tried again (retry=true)"
+RETRIED = "it is to be tried again (retry=true)"
 MAX_LISTED = 8
 
 
@@ -231,7 +231,7 @@ def _source_of(
         return DeploymentSource(ROLLED_BACK, number, held, trial, hold), problems
     if request.operation not in (DEPLOY, UPGRADE) or not request.about(name):
         return DeploymentSource(RUNNING, None, held, trial), []
-    released = review.released.get(name, AGAIN if request.retry else "")
+    released = review.released.get(name, RETRIED if request.retry else "")
     if held and not released:
         return DeploymentSource(HELD, held.generation, held, trial), []
     return DeploymentSource(INVENTORY, None, held, trial, released=released if held else ""), []
