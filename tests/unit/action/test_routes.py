@@ -21,7 +21,6 @@ from tests.helpers.actions import action_files, action_of
 
 # The file of the action, whether plans get out of date, the limit in seconds (0 is the task's own), and the program.
 ROUTED: dict[str, tuple[str, bool, int, bool]] = {
-    "balancer_server": ("leased", True, 0, False),
     "blob_fetch": ("leased", True, 0, False),
     "blob_swarm": ("timed", True, 86700, True),
     "blob_verify": ("leased", True, 0, False),
@@ -40,6 +39,7 @@ ROUTED: dict[str, tuple[str, bool, int, bool]] = {
     "vllm_watch": ("leased", False, 0, False),
 }
 OWN = {
+    "balancer_server": True,
     "instance_cache": True, "host_forget": True, "host_prune": True, "lm_eval": False, "model_quantize": False,
     "model_repository": True, "model_verify": False, "vllm_accuracy": False, "vllm_bench": False, "vllm_server": True,
 }  # fmt: skip

@@ -1,1 +1,0 @@
-../plugins/action/leased.py
