@@ -269,7 +269,7 @@ def of_seqs(inventory: Inventory, count: int) -> Inventory:
 
 def with_failed(site: Site, inventory: Inventory, at: int = 0) -> Site:
     """What the hosts have when this batch (of those with holds) of an upgrade failed its verdict."""
-    done = planned(inventory, site, "upgrade", min_in=1)
+    done = planned(inventory, site, "upgrade", min_available=1)
     there = [one for one in failures(done) if one[0]["holds"]]
     assert not done.plan.excluded
     return mishaps.turned_back(done, inventory, site, there[at])
@@ -290,7 +290,7 @@ def test_what_is_still_to_be_removed_does_not_come_back_in_the_place_of_what_fol
     wanted = of(flagged(bob, 32))
     site = with_failed(site, wanted)
     assert holding(site) == {"ada": 1, "bob": 0}
-    again = planned(wanted, site, "deploy", min_in=1)
+    again = planned(wanted, site, "deploy", min_available=1)
     assert (again.plan.excluded, again.simulate().violations) == ((), ())
     assert names(carried_out(again, wanted, site)) == names(settled(of(ada)))
 
@@ -304,7 +304,7 @@ def test_what_is_still_to_be_removed_comes_back_where_nothing_has_its_place() ->
     wanted = of(ada, flagged(bob, 16))
     site = with_failed(site, wanted)
     assert holding(site) == {"bob": 1}
-    again = planned(wanted, site, "deploy", min_in=1)
+    again = planned(wanted, site, "deploy", min_available=1)
     assert names(carried_out(again, wanted, site)) == names(settled(of(ada, bob)))
 
 
