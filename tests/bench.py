@@ -42,7 +42,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.fetching.t
     plan_transfers,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import InstanceFactory
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 
 from tests import ROOT
 from tests.bench_change import planned_and_proved

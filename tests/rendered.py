@@ -31,13 +31,14 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.topology import LogicalGpu
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.ranks import (
     HostGroup,
     rank_of,
     servers_per_host,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.slots import Slot
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.companion_args import with_pins
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.parallel import problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.tune import TargetGpu, tune

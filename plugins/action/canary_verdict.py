@@ -34,10 +34,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.ev
     client,
     judge_canary,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.tolerances import (
-    CanaryError,
-    CanaryTolerances,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.verdict import OK
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.run_names import (
     ResultsError,
@@ -47,6 +43,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.r
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.files import (
     json_text,
     write_run,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.canary_tolerances import (
+    CanaryError,
+    CanaryTolerances,
 )
 
 

@@ -38,7 +38,7 @@ options:
     default: true
   begin:
     description:
-      - The RV(instinct.fleet.fleet_plan#module:run) that begins. Only this is written then, to
+      - The RV(instinct.fleet.bench_plan#module:run) that begins. Only this is written then, to
         C(results_dir/.NAME.unfinished), until O(run) of that name is reported. A command that follows a killed one
         goes on with it.
     type: dict

@@ -195,21 +195,10 @@ options:
     description:
       - The benchmarks that V(benchmark) is to run. Without it, those of the hosts' C(benchmark_suite), and without a
         suite V(serve). The others run on one host, so they leave out engines over several hosts.
-      - The suite of each host is checked for every instance before anything is drained.
     type: list
     elements: str
     choices: [serve, latency, throughput]
     default: []
-  run:
-    description:
-      - Name of a benchmark's run. Without it, the newest unfinished one goes on that measures the same and is younger
-        than 24 hours, or a new one is named after the time in UTC.
-    type: str
-    default: ""
-  results_dir:
-    description: Where runs are kept, on the control node. Unfinished ones are looked for there.
-    type: path
-    default: results
   live:
     description:
       - Whether V(benchmark) measures through a load balancer and drains nothing. RV(todo) then names the hosts of the
@@ -243,6 +232,7 @@ attributes:
 author: instinct-fleet contributors (@instinct-fleet)
 seealso:
   - module: instinct.fleet.node_state
+  - module: instinct.fleet.bench_plan
 """
 
 EXAMPLES = r"""
@@ -281,11 +271,10 @@ kinds:
   type: list
   elements: str
   sample: [serve]
-run:
-  description: The run of V(benchmark), begun now or before, and what it measures; null where nothing is measured.
+measures:
+  description: Whether the run measures anything, so that M(instinct.fleet.bench_plan) follows.
   returned: success
-  type: dict
-  sample: {name: 20260131T101500Z, begun: "2026-01-31T10:15:00Z", request: {suite: serving}, fingerprints: {}}
+  type: bool
 partial:
   description: Images that must be probed before the plan is complete.
   returned: success

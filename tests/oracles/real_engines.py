@@ -32,7 +32,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref i
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import flag_argv
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import ModelSource
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import ImagePin, Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 
 from tests import ROOT
 from tests.commands import instances

@@ -6,15 +6,15 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.tolerances import (
-    CanaryTolerances,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     BalancerSettings,
     parse_balancer,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.public_variables import (
     public_variables,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.canary_tolerances import (
+    CanaryTolerances,
 )
 
 

@@ -20,20 +20,17 @@ from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instanc
     header_map,
     mark,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.service.generations import OperationRequest
 from ansible_collections.instinct.fleet.plugins.module_utils.service.minimum import Count
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.passes import run_passes
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.images import ImageFacts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.deployment import Deployment
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.endpoint_settings import (
     BalancerHost,
     balancer_host,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import HostInput
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.balancer_plan import (
     BalancerPlan,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.former import (
-    former_balancers,
-    with_removal,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.plan import (
     EndpointAssets,
@@ -45,15 +42,19 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.
     InstanceFactory,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import Lock, model_key
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import RUN, check_run, plan_run
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import RolloutPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import parse_policy
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import (
-    OPTIONS,
-    requested_rollout,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.inputs import (
+    Resources,
+    RunInputs,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.todo import todo_hosts
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.passes import (
+    DistributedRun,
+    prove,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import OPTIONS
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.simulate import (
     RunLimits,
     Simulation,
@@ -72,7 +73,7 @@ from tests.worlds.plan_world import (
     OTHER_REPO,
     REPO,
     apply_to_state,
-    fleet,
+    catalog,
     knowledge,
     render,
     state,
@@ -187,7 +188,7 @@ def instance_key(inventory: Inventory) -> InstanceKey:
 def planned(inventory: Inventory, site: Site, operation: str = "deploy", **options: Any) -> Planned:
     """Plan an operation as fleet_plan does. Raise FleetError where it is refused."""
     names = list(inventory.hosts)
-    states = {name: site.states.get(name, state(hostname=name)) for name in names}
+    states = {name: _seen(name, site) for name in names}
     balancers = tuple(_balancer(name, inventory, site) for name in inventory.balancers)
     key = instance_key(inventory) if balancers else InstanceKey()
     material = {item.name: MATERIAL for item in balancers}
@@ -211,25 +212,28 @@ def planned(inventory: Inventory, site: Site, operation: str = "deploy", **optio
         **options,
     }
     assert given.keys() == OPTIONS.keys(), given.keys() ^ OPTIONS.keys()
-    request = OperationRequest(
-        operation=operation,
-        deployments=frozenset([given["deployment"]]) if given["deployment"] else None,
-        generation=given["generation"],
-        retry=bool(given["retry"]),
+    deployments = {"vllm_deployments": list(inventory.deployments)}
+    inputs = RunInputs(
+        options={**given, "kinds": ["serve"]},
+        hosts={
+            name: HostInput({**deployments, **own[name]}, seen, "" if seen else "it could not be reached")
+            for name, seen in states.items()
+        },
+        groups={"all": names, "instinct": names, "load_balancer": list(inventory.balancers)},
+        gpus=catalog(),
+        latest=datetime.datetime.max,
     )
     shop = RememberingFactory(knowledge(), TWO_OF_EACH, render(), {}, key)
-    whole = fleet(
-        states, list(inventory.deployments), groups={"load_balancer": list(inventory.balancers)}, own=own
-    )
-    former = former_balancers({name: found(site.seen.get(name)) for name in names}, inventory.balancers)
-    plan = replace(
-        plan_fleet(check_fleet(whole, request), shop, endpoint),
-        former=with_removal(former, balancers, given["remove_load_balancer"]),
-    )
-    rollout = requested_rollout(given, plan, endpoint)
-    todo = todo_hosts(plan, plan.balancers, plan.to_json(), rollout)
+    ready = plan_run(check_run(inputs), Resources(shop, balancers, endpoint))
+    done: DistributedRun = run_passes(RUN[: RUN.index(prove)], ready)
     policy, _unused = parse_policy({"rollout_min_available": given["min_available"]})
-    return Planned(plan, rollout, todo, operation, policy.min_available)
+    return Planned(done.plan, done.rollout, done.todo, operation, policy.min_available)
+
+
+def _seen(name: str, site: Site) -> dict[str, Any] | None:
+    """What node_state finds of a GPU host, the load balancer included that may be there."""
+    seen = site.states.get(name, state(hostname=name))
+    return seen and {**seen, "balancer": found(site.seen.get(name))["balancer"]}
 
 
 def _balancer(name: str, inventory: Inventory, site: Site) -> BalancerHost:

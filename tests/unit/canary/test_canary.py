@@ -11,9 +11,6 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.tolerances import (
-    CanaryTolerances,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.verdict import (
     METRICS,
     OK,
@@ -29,6 +26,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.ve
     runs_of,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.statistics.shift import shift
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.canary_tolerances import (
+    CanaryTolerances,
+)
 
 from tests.worlds.canary_runs import STEADY, runs
 from tests.worlds.defaults import rules

@@ -172,7 +172,7 @@ def test_nothing_is_made_before_it_is_known_that_nothing_is_there(tmp_path: Path
 )
 def test_an_offline_plan_is_not_applied(apply: bool, offline: bool, refused: int) -> None:
     options = {name: option.get("default") for name, option in OPTIONS.items()}
-    problems = check_request({**options, "apply": apply, "offline": offline}, ())
+    problems = check_request({**options, "apply": apply, "offline": offline})
     assert [problem.path for problem in problems] == [("offline",)] * refused
 
 

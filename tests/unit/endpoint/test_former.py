@@ -128,7 +128,7 @@ def test_what_cannot_be_read_is_there_all_the_same() -> None:
                                                   ("benchmark", True)])  # fmt: skip
 def test_playbooks_that_take_it_down(operation: str | None, wrong: bool) -> None:
     options = {"operation": operation, "serial": None, "min_available": None, "soak": None, **REMOVE}
-    assert bool(check_request(options, ())) == wrong
+    assert bool(check_request(options)) == wrong
 
 
 @settings(max_examples=25)

@@ -38,8 +38,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanatio
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.render import (
     haproxy_word,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.balancer_world import ADDRESSES, DRAW, MATERIAL, NEVER, applied, host
 from tests.worlds.plan_world import LOCK, SCHEMA, apply_to_state, deployment, fleet, state, workshop

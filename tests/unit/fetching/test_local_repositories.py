@@ -12,7 +12,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.l
     ObservedRepository,
     is_local_repository,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 
 from tests.worlds.plan_world import CONFIG, GIB, LOCK, deployment, fleet, state, workshop
 

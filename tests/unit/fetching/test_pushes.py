@@ -16,7 +16,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockf
     parse_lock,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.prune_roots import kept_images
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.resolving.closure import (
     closure,
     lock_pins,

@@ -34,8 +34,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.generation
     DeploymentSource,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.generations_world import BACK, States, bind, llama, only, planned, run, two, upgraded
 from tests.worlds.generations_world import HELD as A_HOLD

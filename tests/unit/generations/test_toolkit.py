@@ -19,8 +19,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanatio
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import InstanceFactory
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.planned import Planned
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import ImagePin, Lock
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.generations_world import SCHEMA, llama, two
 from tests.worlds.plan_world import GIB, IMAGE, LOCK, SOFTWARE, apply_to_state, fleet, knowledge, render

@@ -15,7 +15,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.
     stop_seconds,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.planned import Planned
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 
 from tests.worlds.plan_world import deployment, fleet, state, workshop
 

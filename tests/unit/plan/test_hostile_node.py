@@ -26,8 +26,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanatio
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_records import (
     read_history,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests.worlds.balancer_world import DRAW, MATERIAL, applied, host
 from tests.worlds.generations_world import HELD

@@ -20,9 +20,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.service.generations
 )
 from ansible_collections.instinct.fleet.plugins.modules import serving_generation
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.recipes import Advice
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.tolerances import (
-    CanaryTolerances,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.verdict import (
     METRICS,
     Comparison,
@@ -36,6 +33,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.ac
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.reasons import Reason
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.servers import BackendServer
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.ranks import Rank
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.canary_tolerances import (
+    CanaryTolerances,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.judge import BatchVerdict
 
 from tests.worlds.plan_world import deployment, plan, state

@@ -11,11 +11,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fl
     build_fleet,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import (
     FleetPlan,
     HostPlan,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 
 from tests import commands
 from tests.worlds.plan_world import DOCKER, apply_to_state, catalog, deployment, gpus, plan, state, workshop

@@ -16,8 +16,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.service.generations
     UPGRADE,
     OperationRequest,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutPlan,
     RolloutRequest,

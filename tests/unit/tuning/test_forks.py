@@ -15,7 +15,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.env_
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import check
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import render_setting
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import ImagePin, Lock
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet, plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.image_software import software_of
 
 from tests.worlds.catalogue import knowledge

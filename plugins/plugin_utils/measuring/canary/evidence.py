@@ -15,9 +15,9 @@ from typing import Any
 from ....module_utils.engines.smoke_prompts import Reply, SmokeResult
 from ....module_utils.engines.smoke_prompts import judge as judge_smoke
 from ...base.infrastructure import CLASSES
+from ...planning.rollout.canary_tolerances import CanaryTolerances
 from ..accuracy.results import DeploymentRun
 from .accuracy import AccuracyComparison, AccuracyEvidence, compare_accuracy
-from .tolerances import CanaryTolerances
 from .verdict import OK, SLOWER, Measurements, SpeedVerdict, judge_speed, runs_of
 
 SCHEMA = 1

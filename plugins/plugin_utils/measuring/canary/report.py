@@ -9,10 +9,10 @@ from typing import Any
 
 from ....module_utils.engines.smoke_prompts import SmokeResult
 from ...base.text import wrap
+from ...planning.rollout.canary_tolerances import CanaryTolerances
 from ..statistics.shift import LEVEL
 from .accuracy import AccuracyComparison
 from .evidence import Baseline, CanaryVerdict
-from .tolerances import CanaryTolerances
 from .verdict import FALLBACK_METRIC, METRICS, Metric
 
 SCHEMA = 1

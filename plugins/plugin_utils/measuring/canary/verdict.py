@@ -19,9 +19,9 @@ from typing import Any
 
 from ....module_utils.benchmarks.bench_metrics import normalise
 from ....module_utils.benchmarks.bench_results import ResultError
+from ...planning.rollout.canary_tolerances import CanaryTolerances
 from ..statistics.holm import step_down
 from ..statistics.shift import LEVEL, MIN_RUNS, shift
-from .tolerances import CanaryTolerances
 
 OK, SLOWER, UNDECIDED = "ok", "slower", "undecided"
 WRONGLY_SLOWER = 0.05

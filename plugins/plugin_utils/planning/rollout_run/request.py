@@ -23,6 +23,7 @@ from ..endpoint.foreign_secrets import KINDS
 from ..endpoint.plan import EndpointInputs
 from ..inventory.public_variables import public_variables
 from ..plan.host_plan import FleetPlan
+from ..rollout.canary_tolerances import CanaryTolerances
 from ..rollout.measurement import NewInstances, explain_new, new_instances
 from ..rollout.policy import DEFAULT_SERIAL, parse_policy, parse_serial
 from ..rollout.stopping import HostStops, partitioned_hosts
@@ -49,8 +50,6 @@ VARIABLES = {
     "measure_timeout": "benchmark_timeout",
     "live": "live",
     "rate": "rate",
-    "run": "benchmark_run",
-    "results_dir": "benchmark_results_dir",
 }
 """Options that are given a variable of the operator, which says their type and default."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -89,11 +88,14 @@ def parse_request(options: Options) -> OperationRequest:
     )
 
 
-def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[Problem, ...]:
-    """Return what makes no sense in a request.
+def canary_rules(options: Options) -> CanaryTolerances:
+    """Return the operator's rules for canaries."""
+    given = options.get("canary_terms") or {}
+    return CanaryTolerances(*(given.get(name, public_variables()[name].default) for name in CANARY_SETTINGS))
 
-    canary: variables of canaries that are wrong, and why.
-    """
+
+def check_request(options: Options) -> tuple[Problem, ...]:
+    """Return what makes no sense in a request."""
     _unused, problems = parse_policy(terms(options))
     found = list(problems)
     operation = options.get("operation")
@@ -119,7 +121,12 @@ def check_request(options: Options, canary: Iterable[tuple[str, str]]) -> tuple[
         what = "the offline benchmarks send no requests, so they cannot be measured through a load balancer."
         fix = "Leave out live=true, or the tags latency and throughput and a suite of those."
         found.append(Problem(("live",), what, fix))
-    return (*found, *(Problem((name,), what, "See docs/canary.md.") for name, what in canary))
+    return (*found, *_wrong_canary(options))
+
+
+def _wrong_canary(options: Options) -> Iterable[Problem]:
+    for name, what in canary_rules(options).wrong():
+        yield Problem((name,), what, "See docs/canary.md.")
 
 
 def offline_kinds(options: Options) -> list[str]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..statistics.shift import MIN_RUNS
-
+MIN_RUNS = 4
+"""Runs without which a comparison proves nothing: measuring/statistics/shift.py says why, and a test holds both."""
 UNLIMITED = 100
 """The tolerance of accuracy, in points, with which no loss would stop a release: nothing is asked."""
 

@@ -1,0 +1,1 @@
+../plugins/modules/bench_plan.py
