@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +32,36 @@ def todo_hosts(
     held: Collection[str] | None = None,
     new: NewInstances | None = None,
 ) -> list[dict[str, Any]]:
-    """Return hosts for add_host.
+    """Return hosts for add_host, each with its groups and its part of the plan (`data`).
+
+    held: hosts whose lease another run has, of a run that changes hosts; None of one that does not. new: what the run
+    measures of what it starts.
+    """
+    balancers = tuple(balancers)
+    groups = _groups(plan, balancers, rollout, new)
+    if groups and held is not None:
+        # A run that changes anything takes all leases before it begins: of what it changes, and of all load balancers.
+        for name in (*list(groups), *held, *data["balancers"]):
+            if "todo_lease" not in groups.setdefault(name, []):
+                groups[name].append("todo_lease")
+    for name in _holding(plan):
+        groups.setdefault(name, []).append("fleet_held")
+    for name, _unused in plan.excluded:
+        groups.setdefault(name, []).append("fleet_excluded")
+    parts = _parts(groups, plan, balancers, data, rollout, new)
+    return [{"name": name, "groups": groups[name], "plan": part} for name, part in parts.items()]
+
+
+def _groups(
+    plan: FleetPlan,
+    balancers: Sequence[BalancerPlan],
+    rollout: RolloutPlan | None,
+    new: NewInstances | None,
+) -> dict[str, list[str]]:
+    """Return the groups of each host that has something to do.
 
     Those that build images, or give or get one that was built, are in the group fleet_builds, and in fleet_pushed if
-    one is pushed, after which they are planned again; those that are planned again afterwards in fleet_partial; those
-    that the run leaves out in fleet_excluded; those that hold what the inventory defines in fleet_held.
-
-    held: hosts whose lease another run has, of a run that changes hosts; None of one that does not. A run that changes
-    anything takes the lease of these hosts, of those that it changes, and of all load balancers, before it begins.
-
-    new: what the run measures of what it starts, on hosts of the group todo_benchmark.
+    one is pushed, after which they are planned again; those that are planned again afterwards in fleet_partial.
     """
     groups: dict[str, list[str]] = {}
     pushes = any(host.pushes for host in plan.hosts)
@@ -51,38 +71,36 @@ def todo_hosts(
             groups[host.host.name] += ["fleet_builds"] if host.passes_builds else []
             groups[host.host.name] += ["fleet_pushed"] if host.passes_builds and pushes else []
             groups[host.host.name] += ["fleet_partial"] if host.partial or host.builds else []
-    batched = (
-        {f"{host}.{name}" for host in rollout.hosts for name in rollout.batched(host)} if rollout else set()
-    )
-    measures = rollout is not None and rollout.operation in MEASUREMENTS
-    first = {
-        balancer.host.name: returned_running(plan, balancer) if measures else balancer.returned_first(batched)
-        for balancer in balancers
-    }
-    early = {balancer.host.name: balancer.configured_first(batched) for balancer in balancers}
+    batches = bool(_batched(rollout))
     for balancer in balancers:
         # Those that a rollout asks are contacted in the end too, so that one that died meanwhile is named by itself.
-        if balancer.actions or batched:
+        if balancer.actions or batches:
             groups.setdefault(balancer.host.name, []).append("todo_load_balancer")
     for name in rollout.hosts if rollout else ():
         groups.setdefault(name, []).append("todo_rollout")
-    former = {item.host: item.phase for item in plan.former if item.phase}
-    for name in former:
-        groups.setdefault(name, []).append("todo_former_balancer")
-    measured = new.measured if new else {}
-    for name in measured:
+    for item in plan.former:
+        if item.phase:
+            groups.setdefault(item.host, []).append("todo_former_balancer")
+    for name in new.measured if new else ():
         if name in groups:  # of another plan of this run otherwise, by which it was not planned again
             groups[name].append("todo_benchmark")
-    if groups and held is not None:
-        for name in (*list(groups), *held, *data["balancers"]):
-            if "todo_lease" not in groups.setdefault(name, []):
-                groups[name].append("todo_lease")
-    for name in _holding(plan):
-        groups.setdefault(name, []).append("fleet_held")
-    for name, _unused in plan.excluded:
-        groups.setdefault(name, []).append("fleet_excluded")
-    found = []
-    for name, names in groups.items():
+    return groups
+
+
+def _parts(
+    hosts: Iterable[str],
+    plan: FleetPlan,
+    balancers: Sequence[BalancerPlan],
+    data: Mapping[str, Any],
+    rollout: RolloutPlan | None,
+    new: NewInstances | None,
+) -> dict[str, dict[str, Any]]:
+    """Return each host's part of the plan, as playbooks take it."""
+    former = {item.host: item.phase for item in plan.former if item.phase}
+    measured = new.measured if new else {}
+    returned = _returned(plan, balancers, rollout)
+    found = {}
+    for name in hosts:
         mine = dict(data["hosts"].get(name, {}))
         if rollout:
             if mine:
@@ -94,14 +112,36 @@ def todo_hosts(
         if name in measured:
             mine["measure"] = [item for item in mine["instances"] if item["name"] in measured[name]]
         if name in data["balancers"]:
-            mine["balancer"] = {**data["balancers"][name], "undrain_first": first[name], "first": early[name]}
+            mine["balancer"] = {**data["balancers"][name], **returned[name]}
         mine |= balancer_steps(balancers, name, rollout)
         if mine.get("partition"):
             # What spans hosts starts after all of these, and comes back when the others do.
             spans = {*mine.get("spans", ()), *(rollout.batched(name) if rollout else ())}
             mine["partition"] = {**mine["partition"], "into": _moving(balancers, name, spans, "undrain")}
-        found.append({"name": name, "groups": names, "plan": mine})
+        found[name] = mine
     return found
+
+
+def _batched(rollout: RolloutPlan | None) -> set[str]:
+    """Return "host.instance" of all that changes in batches."""
+    return (
+        {f"{host}.{name}" for host in rollout.hosts for name in rollout.batched(host)} if rollout else set()
+    )
+
+
+def _returned(
+    plan: FleetPlan, balancers: Iterable[BalancerPlan], rollout: RolloutPlan | None
+) -> dict[str, dict[str, Any]]:
+    """Return what each load balancer does before the batches: servers that come back, and whether it is configured."""
+    batched = _batched(rollout)
+    measures = rollout is not None and rollout.operation in MEASUREMENTS
+    return {
+        item.host.name: {
+            "undrain_first": returned_running(plan, item) if measures else item.returned_first(batched),
+            "first": item.configured_first(batched),
+        }
+        for item in balancers
+    }
 
 
 def _holding(plan: FleetPlan) -> list[str]:
