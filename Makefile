@@ -161,9 +161,10 @@ payload: venv-dev ## what Ansible sends to a node for each module, and whether i
 generate: venv-dev ## write plugins/modules/node_state.py anew, from plugins/module_utils/observe/
 	$(BIN)/python -m tests.generate
 
-docs: venv-dev ## write docs/commands.md and docs/variables.md anew
+docs: venv-dev ## write docs/commands.md, docs/variables.md and what is generated of docs/architecture.md anew
 	$(BIN)/python -m tests.commands_table > docs/commands.md
 	$(BIN)/python -m tests.variables_table > docs/variables.md
+	$(BIN)/python -m tests.architecture
 
 bench: venv-dev transfers ## what a run costs, as a ratio to ansible -m ping; what a transfer to many hosts takes
 	$(BIN)/python -m tests.bench; runs=$$?; $(BIN)/python -m tests.fanout.bench; exit $$((runs | $$?))
