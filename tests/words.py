@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report words that stay out of texts, and names that say nothing: python -m tests.words. CONTRIBUTING.md has the table."""
+"""Report words that stay out of texts, and names that say nothing. CONTRIBUTING.md has the table.
+
+python -m tests.words (`make lint`)
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,8 @@ def problems(root: Path = ROOT) -> Iterator[str]:
         for line, text in texts(path):
             for pattern, right in table:
                 if match := pattern.search(text):
-                    yield f"{where}:{line}: {match[0].strip()!r} in {text[max(0, match.start() - 30) : match.end() + 30]!r}; write: {right}"
+                    around = text[max(0, match.start() - 30) : match.end() + 30]
+                    yield f"{where}:{line}: {match[0].strip()!r} in {around!r}; write: {right}"
     for path in programs:
         for line, name in names(path):
             bare = "_" not in name and (name.endswith("ed") or name in PARTICIPLES)
