@@ -32,6 +32,7 @@ from tests.playbook_variables import load, tasks
 ELSEWHERE = {
     f"instinct.fleet.{name}"
     for name in (
+        "bench_plan",
         "fleet_plan", "fleet_status", "host_audit", "rollout_verdict", "canary_verdict", "balancer_verdict",
         "bench_report", "bench_compare", "bench_export", "bench_history", "accuracy_report", "burnin_report",
         "quantize_source", "bundle_content",

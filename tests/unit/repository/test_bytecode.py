@@ -31,10 +31,10 @@ def loaders(*names: str) -> dict[str, str]:
 
 def test_what_comes_after_the_first_import_keeps_its_bytecode() -> None:
     found = loaders(
-        "plugin_utils.actions.action_base", "plugin_utils.planning.plan.plan", "module_utils.common.redact"
+        "plugin_utils.actions.action_base", "plugin_utils.planning.pipeline", "module_utils.common.redact"
     )
     assert (
-        found["plugin_utils.planning.plan.plan"] == found["module_utils.common.redact"] == "SourceFileLoader"
+        found["plugin_utils.planning.pipeline"] == found["module_utils.common.redact"] == "SourceFileLoader"
     )
 
 
@@ -50,8 +50,8 @@ def test_what_a_run_begins_with_keeps_its_bytecode(plugin: str) -> None:
 
 def test_ansible_alone_keeps_none() -> None:
     """Once this fails, Ansible does it itself, and plugin_utils/actions/bytecode.py can go."""
-    assert loaders("plugin_utils.planning.plan.plan") == {
-        "plugin_utils.planning.plan.plan": "_AnsibleCollectionLoader"
+    assert loaders("plugin_utils.planning.pipeline") == {
+        "plugin_utils.planning.pipeline": "_AnsibleCollectionLoader"
     }
 
 

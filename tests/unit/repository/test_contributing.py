@@ -22,6 +22,7 @@ LINK = re.compile(r"\[[^]]*\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 # What a stranger asks; the section that answers; the files that it must name, each with what has to stand in it.
 QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
+    "write a message": ("words", {"tests/words.py": "PARTICIPLES"}),
     "How do I run the tests?": ("set-up", {".pre-commit-config.yaml": "repo: local"}),
     "May my module import the planner?": ("where-code-goes", {".importlinter": "forbidden_modules"}),
     "Where do I add the MI450X?": (

@@ -95,7 +95,7 @@ class BatchedRun(ReportedRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredRun(BatchedRun):
+class MeasuringRun(BatchedRun):
     """new: what is measured of what starts. live: what is measured through a load balancer."""
 
     new: NewInstances | None
@@ -103,7 +103,7 @@ class MeasuredRun(BatchedRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedRun(MeasuredRun):
+class DistributedRun(MeasuringRun):
     """data: plan.json. todo: hosts with something to do, as add_host takes them."""
 
     data: Mapping[str, Any]
@@ -176,13 +176,13 @@ def batch_changes(state: ReportedRun) -> BatchedRun:
     return extend(BatchedRun, state, rollout=rollout)
 
 
-def choose_measured(state: BatchedRun) -> MeasuredRun:
+def choose_measured(state: BatchedRun) -> MeasuringRun:
     """Add which instances the run measures, beside those of its batches."""
     new = requested_measurement(state.options, state.plan, state.rollout, state.resources.endpoint)
-    return extend(MeasuredRun, state, new=new, live=requested_live(state.options, state.plan))
+    return extend(MeasuringRun, state, new=new, live=requested_live(state.options, state.plan))
 
 
-def distribute_steps(state: MeasuredRun) -> DistributedRun:
+def distribute_steps(state: MeasuringRun) -> DistributedRun:
     """Add plan.json, and each host's part of it as playbooks take it."""
     data, rollout = state.plan.to_json(), state.rollout
     if rollout:
