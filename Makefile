@@ -178,8 +178,9 @@ MODULES := measuring.statistics.shift measuring.canary.verdict common.redact pla
     planning.endpoint.backends endpoint.converge planning.endpoint.plan planning.endpoint.servers \
     planning.generations.revisions partition.modes partition.transaction planning.placement.layout \
     planning.changes.actions planning.resolving.registry programs.supervisor.group programs.supervisor.main \
-    planning.rollout.batches planning.rollout.capacity planning.rollout.plan planning.rollout_run.proof \
-    planning.rollout.steps serving.converge planning.simulation.model planning.simulation.rules \
+    planning.rollout.batch_work planning.rollout.batches planning.rollout.capacity planning.rollout.host_rollout \
+    planning.rollout.plan planning.rollout.preconditions planning.rollout_run.proof planning.rollout.steps \
+    planning.rollout.trials serving.converge planning.simulation.model planning.simulation.rules \
     planning.simulation.simulate knowledge.sizing.fit knowledge.sizing.kv_cache knowledge.shapes.weights weights.download
 mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="knowledge.sizing.fit" SEED=1 COUNT=15 JOBS=2)
 	$(BIN)/python -m tests.mutants $(MODULES) --seed $(or $(SEED),$(shell date +%F)) --count $(or $(COUNT),15) \

@@ -20,9 +20,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.en
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutPlan,
-    RolloutRequest,
     plan_rollout_steps,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import RolloutRequest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import (
     OPTIONS,
     explain_request,

@@ -28,9 +28,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.me
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutPlan,
-    RolloutRequest,
     plan_rollout_steps,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import RolloutRequest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import (
     OPTIONS,
     hold_seconds,

@@ -21,9 +21,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.host_plan import FleetPlan
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutPlan,
-    RolloutRequest,
     plan_rollout_steps,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import RolloutRequest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.text import explain_rollout
 
 from tests.worlds.plan_world import (

@@ -20,12 +20,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.en
     NOT_IN_RUN,
     BalancerHost,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.deploy import count_replaced
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
     RolloutPlan,
-    RolloutRequest,
-    count_replaced,
     plan_rollout_steps,
 )
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import RolloutRequest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.steps import Step
 
 from tests.worlds.balancer_world import applied, host

@@ -21,10 +21,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.service.generations
     UPGRADE,
     OperationRequest,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
-    RolloutRequest,
-    plan_rollout_steps,
-)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import plan_rollout_steps
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import RolloutRequest
 
 from tests import ROOT
 from tests.playbook_variables import load

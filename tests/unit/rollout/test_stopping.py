@@ -23,9 +23,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.p
     EndpointAssets,
     EndpointInputs,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import (
-    RolloutRequest,
-    plan_rollout_steps,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.plan import plan_rollout_steps
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import RolloutRequest
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.preconditions import (
     undrained_hosts,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.stopping import (

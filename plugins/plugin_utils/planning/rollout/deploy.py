@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ....module_utils.service.generations import DEPLOY, ROLLBACK, UPGRADE
+from ..changes.actions import PARTITION_KINDS
 from ..generations.revisions import RevisionChange
 from ..generations.sources import INVENTORY
+from ..plan.host_plan import FleetPlan
 from .batches import Batch
 from .capacity import Capacity, names_of, services
 from .groups import ChangeGroup, change_groups
@@ -92,3 +94,15 @@ def awaited_hosts(
     return list(
         dict.fromkeys(item.host for item in everyone if item.starts and item.present_engine in engines)
     )
+
+
+def count_replaced(plan: FleetPlan) -> int:
+    """Instances that serve, and that this plan replaces or removes; 0 where the GPUs' modes change anyway."""
+    count = 0
+    for host in plan.hosts:
+        if host.host.state and not any(action.kind in PARTITION_KINDS for action in host.actions):
+            serving = {
+                item.name for item in host.host.state.instances if item.state == "running" and item.ready
+            }
+            count += len(serving & {*host.start, *host.remove})
+    return count

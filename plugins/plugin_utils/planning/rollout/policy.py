@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits that an operator sets to a rollout: how many groups change at a time, and how many engines stay. Pure."""
+"""What an operator asks of a rollout: the operation, of what, and how many groups and engines at a time. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ....module_utils.common.errors import Problem
@@ -12,6 +12,26 @@ from ....module_utils.service.minimum import Count, parse_count
 from ..inventory.public_variables import public_variables
 
 DEFAULT_SERIAL: tuple[Count, ...] = (1, "20%")
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """What a run is to do: the operation, the terms (raw variables), and of what; None: of all.
+
+    offline: leave out engines over several hosts, which an offline benchmark cannot load. hosts: those of which
+    instances stop; None: all.
+    """
+
+    operation: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    deployment: str | None = None
+    instance: str | None = None
+    canary: bool = True
+    absent: tuple[tuple[str, str], ...] = ()  # load balancers that this run cannot tell of changes, and why
+    at_once: bool = False  # too few may stay in service
+    blind: bool = False  # nothing is known of the fleet's other hosts
+    offline: bool = False
+    hosts: Collection[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ def _explain_rollout(
 ) -> list[str]:
     if not rollout and (options["offline"] or plan.partial or not plan.changes):
         return []
-    from ..rollout.plan import count_replaced  # as below
+    from ..rollout.deploy import count_replaced  # as below
     from .text import explain_rollout
 
     if rollout and rollout.batches:
@@ -274,7 +274,8 @@ def _rollout(
     options: Options, plan: FleetPlan, endpoint: EndpointInputs | None, operation: str, blind: bool = False
 ) -> tuple[RolloutPlan, tuple[Problem, ...]]:
     # Here, as most runs plan no rollout, and every run would wait for these imports.
-    from ..rollout.plan import RolloutRequest, plan_rollout_steps
+    from ..rollout.plan import plan_rollout_steps
+    from ..rollout.policy import RolloutRequest
 
     wanted = RolloutRequest(
         operation=operation,
@@ -302,7 +303,7 @@ def _refused_stops(
     blind = bool(plan.partial) or _blind(plan, others)
     if not stops.hosts:
         return ()
-    from ..rollout.plan import refused_stops, undrained_hosts  # as below
+    from ..rollout.preconditions import refused_stops, undrained_hosts  # as below
 
     # Reboots and burn-ins ask the load balancers themselves, also those that --limit leaves out.
     changed = partitioned_hosts(plan) if not (options["reboots"] or options["stops"]) else ()
