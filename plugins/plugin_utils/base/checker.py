@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ...module_utils.common.errors import Path, Problem, suggest
 from ...module_utils.content.urls import holds_account
+
+T = TypeVar("T")
 
 SIZE = re.compile(r"^(\d+)([kmgt]?)b?$", re.IGNORECASE)
 BOOLEANS = ("true", "false", "yes", "no", "on", "off")
@@ -130,3 +132,53 @@ class Checker:
             self.wrong(path, f"{value!r} is not a size.", "Write bytes, or a number with k, m, g or t: 16g.")
             return default
         return int(found.group(1)) * UNITS[found.group(2).lower()]
+
+
+class KeyReader:
+    """Reads the values of a map by key, each checked as Checker does; a missing key has its default."""
+
+    def __init__(self, check: Checker, values: Mapping[str, Any], path: Path) -> None:
+        self.check = check
+        self.values = values
+        self.path = path
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def require(self, *keys: str) -> None:
+        """Record a problem for each key that is missing."""
+        for key in keys:
+            if key not in self.values:
+                self.check.wrong(self.path, f"the key {key} is missing.", f"Add {key}: to it.")
+
+    def parse(self, key: str, default: T, parse: Callable[[Any, Path], T]) -> T:
+        """Return what a function makes of a value and its path."""
+        return parse(self.values[key], (*self.path, key)) if key in self.values else default
+
+    def text(self, key: str, pattern: str = "", meaning: str = "", default: str = "") -> str:
+        """Check a non-empty text; after a problem it is empty."""
+        return self.parse(
+            key, default, lambda value, path: self.check.text(value, path, "", pattern, meaning)
+        )
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Check a list of non-empty texts."""
+        return self.parse(key, (), self.check.texts)
+
+    def integer(self, key: str, default: int, low: int, high: int) -> int:
+        """Check an integer from `low` to `high`."""
+        return self.parse(
+            key, default, lambda value, path: self.check.integer(value, path, default, low, high)
+        )
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """Check a boolean."""
+        return self.parse(key, default, lambda value, path: self.check.boolean(value, path, default))
+
+    def choice(self, key: str, default: str, choices: Sequence[str]) -> str:
+        """Check one of `choices`."""
+        return self.parse(key, default, lambda value, path: self.check.choice(value, path, default, choices))
+
+    def size(self, key: str, default: int) -> int:
+        """Check a size in bytes."""
+        return self.parse(key, default, lambda value, path: self.check.size(value, path, default))

@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ....module_utils.common.errors import Path, Problem
 from ....module_utils.common.hashing import text_hash
-from ...base.checker import Checker
+from ...base.checker import Checker, KeyReader
 from ...knowledge.catalog.recipes import OBJECTIVES
 from .deployment_parts import (
     Build,
@@ -158,94 +159,80 @@ def _definition(item: Mapping[str, Any]) -> str:
 
 def _deployment(check: Checker, item: Any, index: int) -> Deployment:
     path: Path = ("vllm_deployments", index)
-    values = check.mapping(item, path, KEYS)
+    given = check.mapping(item, path, KEYS)
     if not isinstance(item, Mapping):
         return Deployment(index, "", "")
-    for key in ("name", "model"):
-        if key not in values:
-            check.wrong(path, f"the key {key} is missing.", f"Add {key}: to it.")
+    KeyReader(check, given, path).require("name", "model")
     # A key without a value ("gpus:") means the default, as in the rest of Ansible's YAML.
-    values = {key: value for key, value in values.items() if value is not None}
-    name = ""
-    if "name" in values:
-        meaning = "lower-case letters, digits and hyphens, at most 41, not beginning with a hyphen"
-        name = check.text(values["name"], (*path, "name"), "", NAME, meaning)
-    model = ""
-    if "model" in values:
-        meaning = "organisation/name, as on the hub, or an absolute path on the node, without :"
-        model = check.text(values["model"], (*path, "model"), "", f"{REPO}/?|{LOCAL}", meaning)
-        model = model if model.startswith("/") else model.removesuffix("/")  # as a directory is often written
-    image, build = image_or_build(check, values, path, name)
-    local = model.startswith("/")
-    for key in ("revision", "exclude", "include"):
-        if local and key in values:
-            check.wrong(
-                (*path, key), "has no meaning for a model that is a path on the node.", f"Remove {key}."
-            )
-
-    def whole(key: str, high: int) -> int:
-        return check.integer(values.get(key, 1), (*path, key), 1, 1, high)
-
-    names = _served_names(check, values, path) or (model.rstrip("/").rpartition("/")[2] if local else model,)
-
+    keys = KeyReader(check, {key: value for key, value in given.items() if value is not None}, path)
+    name = keys.text(
+        "name", NAME, "lower-case letters, digits and hyphens, at most 41, not beginning with a hyphen"
+    )
+    model = _model(keys)
+    image, build = image_or_build(keys, name)
+    _refuse_hub_keys(keys, model)
+    served, *others = _served_names(keys) or [_own_name(model)]
     found = Deployment(
         index=index,
         name=name,
         model=model,
-        revision=check.text(values.get("revision", "main"), (*path, "revision"), "main", r"[^\s:]+", "a ref"),
-        model_config=(
-            check.text(values["model_config"], (*path, "model_config")) if "model_config" in values else ""
-        ),
+        revision=keys.text("revision", r"[^\s:]+", "a ref", "main"),
+        model_config=keys.text("model_config"),
         image=image,
-        vllm_version=_version(check, values, path),
+        vllm_version=keys.text("vllm_version", r"\d+\.\d+.*", f"a version in quotes: {VERSION_EXAMPLE}"),
         build=build,
-        hosts=check.texts(values["hosts"], (*path, "hosts")) if "hosts" in values else None,
-        port=check.integer(values.get("port", 8000), (*path, "port"), 8000, 1, 65535),
-        listen=check.text(values["listen"], (*path, "listen"), "", r"[0-9a-zA-Z.:_-]+", "an address")
-        if "listen" in values
-        else "",
-        endpoint=check.boolean(values.get("endpoint", True), (*path, "endpoint"), True),
-        routing=check.choice(values.get("routing", ROUTING[0]), (*path, "routing"), ROUTING[0], ROUTING),
-        instances_per_host=_instances(check, values.get("instances_per_host", 1), path),
-        instances_per_gpu=whole("instances_per_gpu", 8),
-        gpus=gpu_list(check, values["gpus"], (*path, "gpus")) if "gpus" in values else None,
-        nodes=whole("nodes", 1024),
-        tensor_parallel_size=whole("tensor_parallel_size", 512),
-        pipeline_parallel_size=whole("pipeline_parallel_size", 1024),
-        data_parallel_size=whole("data_parallel_size", 1024),
-        data_parallel_balancing=check.choice(
-            values.get("data_parallel_balancing", "internal"),
-            (*path, "data_parallel_balancing"),
-            "internal",
-            BALANCING,
-        ),
-        served_model_name=names[0],
-        other_names=names[1:],
-        weight=whole("weight", MAX_WEIGHT),
-        mixed_models=check.boolean(values.get("mixed_models", False), (*path, "mixed_models"), False),
-        objective=(
-            check.choice(values["objective"], (*path, "objective"), "", OBJECTIVES)
-            if "objective" in values
-            else ""
-        ),
+        hosts=keys.texts("hosts") if "hosts" in keys else None,
+        port=keys.integer("port", 8000, 1, 65535),
+        listen=keys.text("listen", r"[0-9a-zA-Z.:_-]+", "an address"),
+        endpoint=keys.boolean("endpoint", True),
+        routing=keys.choice("routing", ROUTING[0], ROUTING),
+        instances_per_host=keys.parse("instances_per_host", 1, partial(_instances, check)),
+        instances_per_gpu=keys.integer("instances_per_gpu", 1, 1, 8),
+        gpus=keys.parse("gpus", None, partial(gpu_list, check)),
+        nodes=keys.integer("nodes", 1, 1, 1024),
+        tensor_parallel_size=keys.integer("tensor_parallel_size", 1, 1, 512),
+        pipeline_parallel_size=keys.integer("pipeline_parallel_size", 1, 1, 1024),
+        data_parallel_size=keys.integer("data_parallel_size", 1, 1, 1024),
+        data_parallel_balancing=keys.choice("data_parallel_balancing", BALANCING[0], BALANCING),
+        served_model_name=served,
+        other_names=tuple(others),
+        weight=keys.integer("weight", 1, 1, MAX_WEIGHT),
+        mixed_models=keys.boolean("mixed_models", False),
+        objective=keys.choice("objective", "", OBJECTIVES),
         workload=tuple(
-            check.choice(item, (*path, "workload", number), "", WORKLOADS)
-            for number, item in enumerate(check.texts(values.get("workload", []), (*path, "workload")))
+            check.choice(word, (*path, "workload", number), "", WORKLOADS)
+            for number, word in enumerate(keys.texts("workload"))
         ),
-        recipes=check.boolean(values.get("recipes", True), (*path, "recipes"), True),
-        settings=engine_settings(check, values.get("settings", {}), (*path, "settings")),
-        engine_args=engine_args(check, values.get("engine_args", {}), (*path, "engine_args")),
-        env=environment(check, values.get("env", {}), (*path, "env")),
-        secrets=secret_variables(check, values.get("secrets", {}), (*path, "secrets")),
-        exclude=check.texts(values.get("exclude", []), (*path, "exclude")),
-        include=check.texts(values.get("include", []), (*path, "include")),
-        weights_formats=check.choice(
-            values.get("weights_formats", FORMATS[0]), (*path, "weights_formats"), FORMATS[0], FORMATS
-        ),
-        runtime=container_runtime(check, values.get("runtime", {}), (*path, "runtime")),
+        recipes=keys.boolean("recipes", True),
+        settings=keys.parse("settings", (), partial(engine_settings, check)),
+        engine_args=keys.parse("engine_args", (), partial(engine_args, check)),
+        env=keys.parse("env", (), partial(environment, check)),
+        secrets=keys.parse("secrets", (), partial(secret_variables, check)),
+        exclude=keys.texts("exclude"),
+        include=keys.texts("include"),
+        weights_formats=keys.choice("weights_formats", FORMATS[0], FORMATS),
+        runtime=keys.parse("runtime", Runtime(), partial(container_runtime, check)),
     )
     _shape(check, found)
     return found
+
+
+def _model(keys: KeyReader) -> str:
+    meaning = "organisation/name, as on the hub, or an absolute path on the node, without :"
+    model = keys.text("model", f"{REPO}/?|{LOCAL}", meaning)
+    return model if model.startswith("/") else model.removesuffix("/")  # as a directory is often written
+
+
+def _own_name(model: str) -> str:
+    """Return the name under which a model is served unless the operator gives it another."""
+    return model.rstrip("/").rpartition("/")[2] if model.startswith("/") else model
+
+
+def _refuse_hub_keys(keys: KeyReader, model: str) -> None:
+    for key in ("revision", "exclude", "include"):
+        if model.startswith("/") and key in keys:
+            what = "has no meaning for a model that is a path on the node."
+            keys.check.wrong((*keys.path, key), what, f"Remove {key}.")
 
 
 def _shape(check: Checker, found: Deployment) -> None:
@@ -266,30 +253,19 @@ def _shape(check: Checker, found: Deployment) -> None:
         )
 
 
-def _served_names(check: Checker, values: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """Return the model names that clients may ask for; () where the model's own is the only one."""
-    where: Path = (*path, "served_model_name")
-    if "served_model_name" not in values:
-        return ()
-    given = values["served_model_name"]
+def _served_names(keys: KeyReader) -> list[str]:
+    """Return the model names that clients may ask for; none where the model's own is the only one."""
+    check, where = keys.check, (*keys.path, "served_model_name")
+    given = keys.values.get("served_model_name")
     if not isinstance(given, (list, tuple)):
-        return (check.text(given, where),)
-    names = check.texts(given, where)
+        return [keys.text("served_model_name")] if "served_model_name" in keys else []
+    names = keys.texts("served_model_name")
     if not names:
         check.wrong(where, "lists no name.", "Name one, or leave it out for the model's own.")
     for at, name in enumerate(names):
         if name in names[:at]:
             check.wrong((*where, at), f"{name!r} stands here twice.", "Remove one.")
-    return names
-
-
-def _version(check: Checker, values: dict[str, Any], path: Path) -> str:
-    if "vllm_version" not in values:
-        return ""
-    where: Path = (*path, "vllm_version")
-    wanted = f"a version in quotes: {VERSION_EXAMPLE}"
-    version = check.text(values["vllm_version"], where, "", r"\d+\.\d+.*", wanted)
-    return version
+    return list(names)
 
 
 def _instances(check: Checker, value: Any, path: Path) -> int:
@@ -297,7 +273,8 @@ def _instances(check: Checker, value: Any, path: Path) -> int:
     if value == MAX:
         return 0
     if isinstance(value, str):
-        fix = f"It must be a whole number, or {MAX} for as many as fit."
-        check.wrong((*path, "instances_per_host"), f"{value!r} is not valid.", fix)
+        check.wrong(
+            path, f"{value!r} is not valid.", f"It must be a whole number, or {MAX} for as many as fit."
+        )
         return 1
-    return check.integer(value, (*path, "instances_per_host"), 1, 1, 512)
+    return check.integer(value, path, 1, 1, 512)

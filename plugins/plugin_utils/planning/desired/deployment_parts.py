@@ -6,12 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ....module_utils.common.errors import Path, suggest
 from ....module_utils.common.hashing import canonical, text_hash
 from ....module_utils.common.redact import MIN_LENGTH
-from ...base.checker import Checker, kind
+from ...base.checker import Checker, KeyReader, kind
 from .engine_options import refuses_secret
 from .reserved_flags import ENV_OWNED, other_place, secret_place
 
@@ -23,6 +24,7 @@ IMAGE = (
     r"|:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}@sha256:[0-9a-f]{64})"
 )
 BUILD_KEYS = ("repo", "ref", "dockerfile", "target", "args", "tag", "push_to")
+DOCKERFILE = "docker/Dockerfile.rocm"
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
 RUNTIME_KEYS = (
     "privileged", "shm_size", "ipc", "memory", "numa", "extra_mounts", "ulimits", "restart", "stop_timeout",
@@ -98,74 +100,54 @@ class Runtime:
     cap_add: tuple[str, ...] = ()
 
 
-def image_or_build(check: Checker, values: dict[str, Any], path: Path, name: str) -> tuple[str, Build | None]:
-    if "image" in values and "build" in values:
+def image_or_build(keys: KeyReader, name: str) -> tuple[str, Build | None]:
+    """Return the image of a deployment, or what is built for it; neither after a problem. name: the deployment's."""
+    check, path = keys.check, keys.path
+    if "image" in keys and "build" in keys:
         check.wrong(
             path, "has both image and build.", "Keep one: image is pulled, build is built on one host."
         )
         return "", None
-    if "image" in values:
-        meaning = (
-            "a reference with a tag or a digest: registry/repository:tag or registry/repository@sha256:…"
-        )
-        return check.text(values["image"], (*path, "image"), "", IMAGE, meaning), None
-    if "build" not in values:
+    if "image" not in keys and "build" not in keys:
         check.wrong(path, "has neither image nor build.", "Add image: with the reference of a vLLM image.")
         return "", None
-    where: Path = (*path, "build")
-    build = {k: v for k, v in check.mapping(values["build"], where, BUILD_KEYS).items() if v is not None}
-    for key in ("repo", "ref"):
-        if key not in build:
-            check.wrong(where, f"the key {key} is missing.", f"Add {key}: to it.")
-    args = []
-    for key, value in check.mapping(build.get("args", {}), (*where, "args")).items():
-        secret = secret_place(key)
-        if secret:
-            what = "is a secret, and build arguments stay in the image's history and in the process list."
-            check.wrong(
-                (*where, "args", key), what, "Leave it out; clone with credentials of the node instead."
-            )
-        elif refuses_secret(check, value, (*where, "args", key)):
-            continue
-        elif isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            args.append((key, str(value)))
-        else:
-            check.wrong((*where, "args", key), f"must be text or a number, not {kind(value)}.")
-    repo = check.url(
-        build.get("repo", "x://x"),
-        (*where, "repo"),
-        r"([a-z+]+://|/|[^\s@/]+@[^\s:/]+:)\S+",
-        "a URL that git can clone",
-    )
-    ref = check.text(
-        build.get("ref", "x"), (*where, "ref"), "", r"[^\s~^:?*\[\\]+", "a branch, tag or commit"
-    )
-    dockerfile = check.text(
-        build.get("dockerfile", "docker/Dockerfile.rocm"),
-        (*where, "dockerfile"),
-        "",
-        r"[^/\s][^\s]*",
-        "a path inside the repository",
-    )
-    target = ""
-    if "target" in build:
-        pattern, meaning = r"[A-Za-z0-9][A-Za-z0-9_.-]*", "the name of a stage of the Dockerfile"
-        target = check.text(build["target"], (*where, "target"), "", pattern, meaning)
-    tag = check.text(
-        build.get("tag", f"instinct-fleet/{name or 'x'}:build"),
-        (*where, "tag"),
-        "",
-        IMAGE,
-        "a reference with a tag",
-    )
-    push_to = ""
-    if "push_to" in build:
-        meaning = "a repository of a registry without a tag: registry.example/path"
-        push_to = check.text(build["push_to"], (*where, "push_to"), "", REPOSITORY, meaning)
+    meaning = "a reference with a tag or a digest: registry/repository:tag or registry/repository@sha256:…"
+    return keys.text("image", IMAGE, meaning), keys.parse("build", None, partial(_build, check, name))
+
+
+def _build(check: Checker, name: str, value: Any, path: Path) -> Build:
+    given = check.mapping(value, path, BUILD_KEYS)
+    keys = KeyReader(check, {key: item for key, item in given.items() if item is not None}, path)
+    keys.require("repo", "ref")
+    args: tuple[tuple[str, str], ...] = keys.parse("args", (), partial(_build_args, check))
+    url = r"([a-z+]+://|/|[^\s@/]+@[^\s:/]+:)\S+"
+    repo = keys.parse("repo", "", lambda item, where: check.url(item, where, url, "a URL that git can clone"))
+    ref = keys.text("ref", r"[^\s~^:?*\[\\]+", "a branch, tag or commit")
+    dockerfile = keys.text("dockerfile", r"[^/\s][^\s]*", "a path inside the repository", DOCKERFILE)
+    target = keys.text("target", r"[A-Za-z0-9][A-Za-z0-9_.-]*", "the name of a stage of the Dockerfile")
+    tag = keys.text("tag", IMAGE, "a reference with a tag", f"instinct-fleet/{name or 'x'}:build")
+    meaning = "a repository of a registry without a tag: registry.example/path"
+    push_to = keys.text("push_to", REPOSITORY, meaning)
     # The tag ends in a hash of what is built, so that a changed build is another image.
-    inputs = [repo, ref, dockerfile, sorted(args), *([target] if target else [])]
+    inputs = [repo, ref, dockerfile, list(args), *([target] if target else [])]
     recipe = text_hash(canonical(inputs))[:12]
-    return "", Build(repo, ref, dockerfile, tuple(sorted(args)), f"{tag}-{recipe}", target, push_to)
+    return Build(repo, ref, dockerfile, args, f"{tag}-{recipe}", target, push_to)
+
+
+def _build_args(check: Checker, value: Any, path: Path) -> tuple[tuple[str, str], ...]:
+    args = []
+    for key, item in check.mapping(value, path).items():
+        where: Path = (*path, key)
+        if secret_place(key):
+            what = "is a secret, and build arguments stay in the image's history and in the process list."
+            check.wrong(where, what, "Leave it out; clone with credentials of the node instead.")
+        elif refuses_secret(check, item, where):
+            continue
+        elif isinstance(item, (str, int, float)) and not isinstance(item, bool):
+            args.append((key, str(item)))
+        else:
+            check.wrong(where, f"must be text or a number, not {kind(item)}.")
+    return tuple(sorted(args))
 
 
 def gpu_list(check: Checker, value: Any, path: Path) -> tuple[int, ...]:
@@ -227,9 +209,27 @@ def secret_variables(check: Checker, value: Any, path: Path) -> tuple[tuple[str,
 
 
 def container_runtime(check: Checker, value: Any, path: Path) -> Runtime:
-    values = {k: v for k, v in check.mapping(value, path, RUNTIME_KEYS).items() if v is not None}
+    given = check.mapping(value, path, RUNTIME_KEYS)
+    keys = KeyReader(check, {key: item for key, item in given.items() if item is not None}, path)
     base = Runtime()
-    mounts = check.texts(values.get("extra_mounts", []), (*path, "extra_mounts"))
+    return Runtime(
+        extra_mounts=keys.parse("extra_mounts", (), partial(_mounts, check)),
+        privileged=keys.boolean("privileged", base.privileged),
+        shm_size=keys.size("shm_size", base.shm_size),
+        ipc=keys.choice("ipc", base.ipc, ("host", "private")),
+        memory=keys.size("memory", 0) or None,
+        numa=keys.choice("numa", base.numa, NUMA),
+        ulimits=keys.parse("ulimits", DEFAULT_ULIMITS, partial(_ulimits, check)),
+        restart=keys.choice("restart", base.restart, ("unless-stopped", "on-failure", "no")),
+        stop_timeout=keys.integer("stop_timeout", base.stop_timeout, 1, 3600),
+        ready_timeout=keys.integer("ready_timeout", base.ready_timeout, 1, 86400),
+        hang_timeout=keys.integer("hang_timeout", base.hang_timeout, 0, 86400),
+        cap_add=keys.parse("cap_add", (), partial(_capabilities, check)),
+    )
+
+
+def _mounts(check: Checker, value: Any, path: Path) -> tuple[str, ...]:
+    mounts = check.texts(value, path)
     for index, mount in enumerate(mounts):
         parts = mount.split(":")
         if not (
@@ -239,40 +239,8 @@ def container_runtime(check: Checker, value: Any, path: Path) -> Runtime:
             and all(option in ("ro", "rw") for option in parts[2:])
         ):
             fix = "Write /path/on/node:/path/in/container or the same with :ro."
-            check.wrong((*path, "extra_mounts", index), f"{mount!r} is not a mount.", fix)
-    return Runtime(
-        privileged=check.boolean(values.get("privileged", base.privileged), (*path, "privileged"), False),
-        shm_size=check.size(values.get("shm_size", base.shm_size), (*path, "shm_size"), base.shm_size),
-        ipc=check.choice(values.get("ipc", base.ipc), (*path, "ipc"), base.ipc, ("host", "private")),
-        memory=check.size(values["memory"], (*path, "memory"), 1) if "memory" in values else None,
-        numa=check.choice(values.get("numa", base.numa), (*path, "numa"), base.numa, NUMA),
-        extra_mounts=mounts,
-        ulimits=_ulimits(check, values.get("ulimits", {}), (*path, "ulimits")),
-        restart=check.choice(
-            values.get("restart", base.restart),
-            (*path, "restart"),
-            base.restart,
-            ("unless-stopped", "on-failure", "no"),
-        ),
-        stop_timeout=check.integer(
-            values.get("stop_timeout", base.stop_timeout), (*path, "stop_timeout"), base.stop_timeout, 1, 3600
-        ),
-        ready_timeout=check.integer(
-            values.get("ready_timeout", base.ready_timeout),
-            (*path, "ready_timeout"),
-            base.ready_timeout,
-            1,
-            86400,
-        ),
-        hang_timeout=check.integer(
-            values.get("hang_timeout", base.hang_timeout),
-            (*path, "hang_timeout"),
-            base.hang_timeout,
-            0,
-            86400,
-        ),
-        cap_add=_capabilities(check, values.get("cap_add", []), (*path, "cap_add")),
-    )
+            check.wrong((*path, index), f"{mount!r} is not a mount.", fix)
+    return mounts
 
 
 def _capabilities(check: Checker, value: Any, path: Path) -> tuple[str, ...]:

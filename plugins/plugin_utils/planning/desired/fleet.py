@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import Any
@@ -90,57 +90,88 @@ def build_fleet(
     problems.
     """
     members = {name: frozenset(hosts) for name, hosts in groups.items()}
+    inventory = _Inventory(members, catalog)
     problems: list[Problem] = list(known)
     hosts: list[Host] = []
     unreachable: list[tuple[str, str]] = []
     excluded: list[tuple[str, str]] = []
-    parsed: dict[str, tuple[tuple[Deployment, ...], tuple[Problem, ...]]] = {}
-    checked: dict[str, tuple[HostSettings, tuple[Problem, ...]]] = {}
     spanning: dict[str, list[tuple[Deployment, str]]] = {}
     for name in sorted(inputs, key=natural):
         given = inputs[name]
-        value = given.variables.get("vllm_deployments")
-        key = canonical(value)
-        if key not in parsed:
-            deployments, found = parse_deployments(value if "vllm_deployments" in given.variables else [])
-            parsed[key] = deployments, (*found, *_unknown_hosts(deployments, members))
-        deployments, found = parsed[key]
-        own = ("vllm_deployments", *ADDRESS)
-        rest = {key: item for key, item in given.variables.items() if key not in own}
-        key = canonical(rest)
-        if key not in checked:
-            checked[key] = parse_settings(rest, catalog)
-        settings, more = checked[key]
+        deployments, found = inventory.deployments(given.variables)
+        settings, more = inventory.settings(given.variables)
         address, odd = parse_address(given.variables, name)
         problems.extend(replace(problem, hosts=(name,)) for problem in (*found, *more, *odd))
-        selected = tuple(
-            sorted(
-                (item for item in deployments if _selects(item, name, members)),
-                key=lambda item: natural(item.name),
-            )
-        )
+        selected = _selected(deployments, name, members)
         for item in selected:
             if item.nodes > 1:
                 spanning.setdefault(item.name, []).append((item, name))
         if given.unreachable and not offline:
             unreachable.append((name, given.unreachable))
             continue
-        state = None
-        if not offline and given.state is not None:
-            try:
-                state = with_own_names(NodeState.from_json(given.state), settings.overrides)
-            except MALFORMED as error:
-                excluded.append((name, unreadable_state(error)))
-                continue
+        try:
+            state = None if offline else _state(given, settings)
+        except MALFORMED as error:
+            excluded.append((name, unreadable_state(error)))
+            continue
         listen = own_listen(name, address, members.get(BALANCERS, ()))
-        hosts.append(Host(name, settings, selected, value is not None, state, address, listen))
+        defined = given.variables.get("vllm_deployments") is not None
+        hosts.append(Host(name, settings, selected, defined, state, address, listen))
     if problems:
         raise FleetError(problems)
     spans = {name: _span(found, inputs, members) for name, found in spanning.items()}
+    present = frozenset().union(*members.values(), inputs)
+    return Fleet(_renamed(hosts, present), tuple(unreachable), catalog, spans, tuple(excluded))
+
+
+class _Inventory:
+    """Validates the variables of hosts; those that are equal on many hosts are checked once."""
+
+    def __init__(self, members: Mapping[str, frozenset[str]], catalog: GpuCatalog) -> None:
+        self._members = members
+        self._catalog = catalog
+        self._deployments: dict[str, tuple[tuple[Deployment, ...], tuple[Problem, ...]]] = {}
+        self._settings: dict[str, tuple[HostSettings, tuple[Problem, ...]]] = {}
+
+    def deployments(self, variables: Mapping[str, Any]) -> tuple[tuple[Deployment, ...], tuple[Problem, ...]]:
+        """Return the deployments of which a host's variables tell, and the problems of them."""
+        value = variables.get("vllm_deployments")
+        key = canonical(value)
+        if key not in self._deployments:
+            deployments, found = parse_deployments(value if "vllm_deployments" in variables else [])
+            self._deployments[key] = deployments, (*found, *_unknown_hosts(deployments, self._members))
+        return self._deployments[key]
+
+    def settings(self, variables: Mapping[str, Any]) -> tuple[HostSettings, tuple[Problem, ...]]:
+        """Return the settings of a host, and the problems of them."""
+        own = ("vllm_deployments", *ADDRESS)
+        rest = {key: item for key, item in variables.items() if key not in own}
+        key = canonical(rest)
+        if key not in self._settings:
+            self._settings[key] = parse_settings(rest, self._catalog)
+        return self._settings[key]
+
+
+def _selected(
+    deployments: Iterable[Deployment], host: str, members: Mapping[str, frozenset[str]]
+) -> tuple[Deployment, ...]:
+    """Return the deployments of a host, in natural order of their names."""
+    selected = (item for item in deployments if _selects(item, host, members))
+    return tuple(sorted(selected, key=lambda item: natural(item.name)))
+
+
+def _state(given: HostInput, settings: HostSettings) -> NodeState | None:
+    """Return a host's state, in which images have the names of their own registries. Raise MALFORMED."""
+    if given.state is None:
+        return None
+    return with_own_names(NodeState.from_json(given.state), settings.overrides)
+
+
+def _renamed(hosts: Sequence[Host], present: frozenset[str]) -> tuple[Host, ...]:
+    """Return the hosts; what they run together with hosts that had other names has their present ones."""
     states = {host.name: host.state for host in hosts if host.state}
-    renamed = with_present_hosts(states, frozenset().union(*members.values(), inputs))
-    hosts = [replace(host, state=renamed.get(host.name)) for host in hosts] if renamed else hosts
-    return Fleet(tuple(hosts), tuple(unreachable), catalog, spans, tuple(excluded))
+    renamed = with_present_hosts(states, present)
+    return tuple(replace(host, state=renamed.get(host.name)) for host in hosts) if renamed else tuple(hosts)
 
 
 def own_listen(host: str, address: str, balancers: Iterable[str]) -> str:
