@@ -7,7 +7,7 @@ Documentation: plugins/modules/accuracy_report.py (`ansible-doc -t module instin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +25,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.judge import (
     AccuracyRules,
+    DeploymentVerdict,
     judge_run,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.nll import NllLimits
@@ -33,6 +34,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.results import (
     SANITY,
     SCHEMA,
+    DeploymentRun,
     gather,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.scoring import parse_items
@@ -61,6 +63,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.va
 
 RESULTS, FAILURE = ("__accuracy_result", "__accuracy_lm_eval"), "__accuracy_failure"
 """Variables of a host: what its instances answered; and why a task of it failed."""
+REPORT = "accuracy.txt"
 
 
 class ActionModule(ControllerAction):
@@ -91,48 +94,15 @@ class ActionModule(ControllerAction):
         earlier = read_accuracy_runs(results_dir)
         check_baseline(options["baseline"], earlier)
         if options["phase"] == "check":
-            others = planned_tasks(
-                [name for name in names if name not in shipped], known, options["data_dir"]
-            )
-            return {
-                "changed": False,
-                "sets": [name for name in names if name in shipped],
-                "lm_eval": [task.to_json() for task in others],
-            }
+            return _to_ask(names, shipped, known, options["data_dir"])
         if self._task.check_mode:
             return {"changed": False, "skipped": True, "msg": "Nothing is measured in check mode."}
-        reader = InventoryReader(facts)
-        own = {host: reader.values(host, (*RESULTS, FAILURE), lenient=True) for host in reader.hosts(None)}
-        entries = {
-            host: [
-                entry
-                for name in RESULTS
-                for entry in to_plain_data((values.get(name) or {}).get("instances") or [], str)
-            ]
-            for host, values in own.items()
-        }
-        failures = {host: why for host, values in own.items() if (why := _failure(values))}
+        entries, failures = _answered(InventoryReader(facts))
         runs = gather(entries, parse_items(knowledge.accuracy_set("sanity")))
         if not runs and not failures:
             return {"changed": False, "msg": "There was no instance to ask."}
-        rules = AccuracyRules(
-            options["tolerance"],
-            NllLimits(**knowledge.accuracy["nll_limits"]),
-            tuple(knowledge.accuracy["expectations"]),
-        )
-        found = {
-            name: baseline_of(name, measured, earlier, options["baseline"]) for name, measured in runs.items()
-        }
-        verdicts = judge_run(
-            {
-                name: (measured, before[1] if (before := found[name]) else None)
-                for name, measured in runs.items()
-            },
-            rules,
-        )
+        verdicts, against = _judged(runs, earlier, options, knowledge)
         run = free_run(results_dir, run)
-        against = {name: before[0] if before else "" for name, before in found.items()}
-        text = report_text(run, options["live"], verdicts, against, failures)
         summary = {
             "schema": SCHEMA,
             "run": run,
@@ -148,24 +118,71 @@ class ActionModule(ControllerAction):
         redact = Redactor()  # modules masked what they know; this is for what looks like a secret
         files = {
             FILE: json_text(redact.data(summary)),
-            "accuracy.txt": redact(text),
+            REPORT: redact(report_text(run, options["live"], verdicts, against, failures)),
             "answers.jsonl": redact(_answers(entries)),
         }
-        directory = write_run(results_dir, run, files, newest=False)
-        paths = "\n".join([str(directory / "accuracy.txt"), *_reports(results_dir, runs)])
-        self.show(f"\n{files['accuracy.txt']}{paths}")
-        problems = {verdict.name: list(verdict.problems) for verdict in verdicts if verdict.problems}
-        result = {
-            "changed": True,
-            "directory": str(directory),
-            "problems": problems,
-            "text": files["accuracy.txt"],
-        }
-        wrong = [*problems, *failures]
-        if wrong:
-            message = f"Accuracy: problems of {', '.join(wrong)}. Report: {directory / 'accuracy.txt'}"
-            return {**result, "failed": True, "msg": message}
-        return result
+        report = write_run(results_dir, run, files, newest=False) / REPORT
+        paths = "\n".join([str(report), *_reports(results_dir, runs)])
+        self.show(f"\n{files[REPORT]}{paths}")
+        return _result(report, files[REPORT], verdicts, failures)
+
+
+def _to_ask(
+    names: Sequence[str], shipped: Collection[str], known: Mapping[str, Any], data_dir: str
+) -> dict[str, Any]:
+    """Return the sets of this collection to ask, and the tasks of lm-eval. shipped, known: all of them."""
+    others = planned_tasks([name for name in names if name not in shipped], known, data_dir)
+    return {
+        "changed": False,
+        "sets": [name for name in names if name in shipped],
+        "lm_eval": [task.to_json() for task in others],
+    }
+
+
+def _answered(reader: InventoryReader) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
+    """Return what the instances of each host answered, and why hosts have no answers."""
+    own = {host: reader.values(host, (*RESULTS, FAILURE), lenient=True) for host in reader.hosts(None)}
+    entries = {
+        host: [
+            entry
+            for name in RESULTS
+            for entry in to_plain_data((values.get(name) or {}).get("instances") or [], str)
+        ]
+        for host, values in own.items()
+    }
+    return entries, {host: why for host, values in own.items() if (why := _failure(values))}
+
+
+def _judged(
+    runs: Mapping[str, DeploymentRun],
+    earlier: Mapping[str, Mapping[str, Any]],
+    options: Mapping[str, Any],
+    knowledge: Knowledge,
+) -> tuple[Sequence[DeploymentVerdict], dict[str, str]]:
+    """Return the verdicts of deployments, and the earlier runs with which they were compared; "" for none."""
+    rules = AccuracyRules(
+        options["tolerance"],
+        NllLimits(**knowledge.accuracy["nll_limits"]),
+        tuple(knowledge.accuracy["expectations"]),
+    )
+    before = {
+        name: baseline_of(name, measured, earlier, options["baseline"]) for name, measured in runs.items()
+    }
+    baselines = {name: found[1] if found else None for name, found in before.items()}
+    verdicts = judge_run({name: (measured, baselines[name]) for name, measured in runs.items()}, rules)
+    return verdicts, {name: found[0] if found else "" for name, found in before.items()}
+
+
+def _result(
+    report: Path, text: str, verdicts: Iterable[DeploymentVerdict], failures: Mapping[str, str]
+) -> dict[str, Any]:
+    problems = {verdict.name: list(verdict.problems) for verdict in verdicts if verdict.problems}
+    result = {"changed": True, "directory": str(report.parent), "problems": problems, "text": text}
+    wrong = [*problems, *failures]
+    if wrong:
+        message = f"Accuracy: problems of {', '.join(wrong)}. Report: {report}"
+        return {**result, "failed": True, "msg": message}
+    return result
 
 
 def _reports(results_dir: Path, deployments: Iterable[str]) -> list[str]:
