@@ -56,9 +56,7 @@ class QuantizePlan:
 
 def output_name(request: QuantizeRequest, data: Mapping[str, Any], source: str) -> str:
     """Return the local repository's name: the operator's, else the source's with the scheme's. Raises FleetError."""
-    scheme = find_scheme(data, request.scheme)
-    if isinstance(scheme, Problem):
-        raise FleetError([scheme])
+    scheme = _scheme(request, data)
     base = re.sub(r"-(BF16|bf16)$", "", source.rstrip("/").rsplit("/", 1)[-1])
     suffix = scheme.key.replace("_", "-") + ("-kv" if request.kv_cache else "")
     name = request.name or f"{base}-{suffix}"
@@ -66,6 +64,13 @@ def output_name(request: QuantizeRequest, data: Mapping[str, Any], source: str) 
         what = f"{name!r} is no name for a directory: letters, digits, dots, hyphens and underscores, at most 96."
         raise FleetError([Problem(("quantize_name",), what, "Set quantize_name.")])
     return name
+
+
+def _scheme(request: QuantizeRequest, data: Mapping[str, Any]) -> QuantizationScheme:
+    scheme = find_scheme(data, request.scheme)
+    if isinstance(scheme, Problem):
+        raise FleetError([scheme])
+    return scheme
 
 
 def plan_quantization(
@@ -76,45 +81,21 @@ def plan_quantization(
     image: str,
 ) -> QuantizePlan:
     """Return the plan. facts: of quantize/facts.py. requirements: the packages of each backend. Raises FleetError."""
-    scheme = find_scheme(data, request.scheme)
-    if isinstance(scheme, Problem):
-        raise FleetError([scheme])
-    source = facts["source"]
+    scheme, source = _scheme(request, data), facts["source"]
     architecture = _architecture(request, scheme, data, source["config"])
     problems = [*_source_problems(source, scheme, request), *_kv_problems(request, scheme, architecture)]
     if isinstance(architecture, Problem):
         raise FleetError([architecture, *problems])
-    whole = scheme.static or scheme.whole or bool(request.kv_cache)
-    calibrated = scheme.static or bool(request.kv_cache)
-    if calibrated and facts["calibration"] is None:
-        problems.append(_no_calibration(request, scheme))
-    placed = _place(request, scheme, facts, whole)
-    problems += placed.problems
-    need = output_bytes(source, scheme) + DISK_MARGIN
-    if facts["disk_free"] < need:
-        what = f"{sized(need)} are needed for the output, and {sized(facts['disk_free'])} are free."
-        problems.append(
-            Problem(
-                (),
-                what,
-                "Remove models that nothing uses from /var/lib/instinct-fleet/models by hand: prune.yml "
-                "leaves them, as no hub has them.",
-            )
-        )
+    placed = _place(request, scheme, facts, scheme_loads(scheme, request))
+    problems += [
+        *_calibration_problems(request, scheme, facts),
+        *placed.problems,
+        *_disk_problems(scheme, facts),
+    ]
     if problems:
         raise FleetError(problems)
-    exclude = architecture.exclude if request.exclude is None else request.exclude
-    calibration = facts["calibration"] if calibrated else None
-    settings = {
-        "backend": scheme.backend,
-        "scheme": scheme.name,
-        "kv_cache": request.kv_cache,
-        "template": architecture.name,
-        "exclude": list(exclude),
-        "remote_code": request.remote_code,
-        "mode": WHOLE if whole else FILE_BY_FILE,
-        "calibration": {"samples": request.samples, "length": request.length} if calibration else None,
-    }
+    calibration = facts["calibration"] if _is_calibrated(request, scheme) else None
+    settings = _settings(request, scheme, architecture, bool(calibration))
     record = {
         "source": {"repo": source["repo"], "commit": source["commit"]},
         "scheme": scheme.key,
@@ -126,35 +107,68 @@ def plan_quantization(
     key = text_hash(canonical(record))[:16]
     name = output_name(request, data, source["repo"])
     devices = [f"cuda:{number}" for number in range(len(placed.render_nodes))] or ["cpu"]
-    checked = {
-        "tensors": scheme.tensors,
-        "packed": scheme.packed,
-        "relative_error": scheme.relative_error,
-        "quant_method": scheme.quant_method,
-        "kv_layers": list(architecture.kv_layers) if request.kv_cache else [],
-    }
     job = {
         "key": key,
         "name": name,
         "image": image,
         "source": source["path"],
         "calibration": calibration,
-        "data": {**settings, **checked, "devices": devices},
+        "data": {**settings, **_checked(request, scheme, architecture), "devices": devices},
         "record": record,
         "card": card_text(name, scheme, request.kv_cache, source, record),
         "render_nodes": list(placed.render_nodes),
         "memory": placed.memory,
     }
-    lines = (
+    same = (item for item in facts["outputs"] if (item["key"], item["name"]) == (key, name))
+    return QuantizePlan(job, scheme, _lines(request, scheme, facts, record, placed.text), next(same, None))
+
+
+def _settings(
+    request: QuantizeRequest, scheme: QuantizationScheme, architecture: Architecture, calibration: bool
+) -> dict[str, Any]:
+    """Return what decides about the output's bytes."""
+    return {
+        "backend": scheme.backend,
+        "scheme": scheme.name,
+        "kv_cache": request.kv_cache,
+        "template": architecture.name,
+        "exclude": list(architecture.exclude if request.exclude is None else request.exclude),
+        "remote_code": request.remote_code,
+        "mode": WHOLE if scheme_loads(scheme, request) else FILE_BY_FILE,
+        "calibration": {"samples": request.samples, "length": request.length} if calibration else None,
+    }
+
+
+def _checked(
+    request: QuantizeRequest, scheme: QuantizationScheme, architecture: Architecture
+) -> dict[str, Any]:
+    """Return what the output is checked for."""
+    return {
+        "tensors": scheme.tensors,
+        "packed": scheme.packed,
+        "relative_error": scheme.relative_error,
+        "quant_method": scheme.quant_method,
+        "kv_layers": list(architecture.kv_layers) if request.kv_cache else [],
+    }
+
+
+def _lines(
+    request: QuantizeRequest,
+    scheme: QuantizationScheme,
+    facts: Mapping[str, Any],
+    record: Mapping[str, Any],
+    place: str,
+) -> tuple[str, ...]:
+    """Return the plan for people."""
+    source, settings = facts["source"], record["settings"]
+    cache = " with an FP8 KV cache" if request.kv_cache else ""
+    return (
         f"{source['repo']} at {source['commit'][:12]}: {sized(source['bytes'])} in {plural(source['files'], 'file')}",
-        f"{scheme.key}{' with an FP8 KV cache' if request.kv_cache else ''}: {scheme.title}, by "
-        f"{data['backends'][scheme.backend]['title']}",
-        f"{'the whole model' if whole else 'file by file'} on {placed.text}",
-        f"stays as it is: {', '.join(exclude) or 'nothing'}",
+        f"{scheme.key}{cache}: {scheme.title}, by {record['backend']}",
+        f"{'the whole model' if settings['mode'] == WHOLE else 'file by file'} on {place}",
+        f"stays as it is: {', '.join(settings['exclude']) or 'nothing'}",
         f"output: about {sized(output_bytes(source, scheme))}, {sized(facts['disk_free'])} free",
     )
-    same = (item for item in facts["outputs"] if (item["key"], item["name"]) == (key, name))
-    return QuantizePlan(job, scheme, lines, next(same, None))
 
 
 def _architecture(
@@ -211,7 +225,15 @@ def _kv_problems(
     return []
 
 
-def _no_calibration(request: QuantizeRequest, scheme: QuantizationScheme) -> Problem:
+def _is_calibrated(request: QuantizeRequest, scheme: QuantizationScheme) -> bool:
+    return scheme.static or bool(request.kv_cache)
+
+
+def _calibration_problems(
+    request: QuantizeRequest, scheme: QuantizationScheme, facts: Mapping[str, Any]
+) -> list[Problem]:
+    if facts["calibration"] is not None or not _is_calibrated(request, scheme):
+        return []
     why = (
         f"{scheme.key} measures the scales of activations"
         if scheme.static
@@ -221,7 +243,19 @@ def _no_calibration(request: QuantizeRequest, scheme: QuantizationScheme) -> Pro
         "Give quantize_calibration, a file or directory of the host (.txt, .jsonl, .json, .parquet), or "
         "quantize_calibration_file, one of the control node; or take ptpc_fp8, which needs none."
     )
-    return Problem(("quantize_calibration",), f"{why}, so texts are needed.", fix)
+    return [Problem(("quantize_calibration",), f"{why}, so texts are needed.", fix)]
+
+
+def _disk_problems(scheme: QuantizationScheme, facts: Mapping[str, Any]) -> list[Problem]:
+    need = output_bytes(facts["source"], scheme) + DISK_MARGIN
+    if facts["disk_free"] >= need:
+        return []
+    what = f"{sized(need)} are needed for the output, and {sized(facts['disk_free'])} are free."
+    fix = (
+        "Remove models that nothing uses from /var/lib/instinct-fleet/models by hand: prune.yml "
+        "leaves them, as no hub has them."
+    )
+    return [Problem((), what, fix)]
 
 
 def output_bytes(source: Mapping[str, Any], scheme: QuantizationScheme) -> int:
