@@ -175,7 +175,8 @@ transfers: ## what transfers between hosts need on a machine that measures or te
 
 # The modules whose decisions cost most when they are wrong. Each day has another sample.
 MODULES := measuring.statistics.shift measuring.canary.verdict common.redact planning.pins.lockfile \
-    planning.endpoint.backends endpoint.converge planning.endpoint.plan planning.endpoint.servers \
+    planning.endpoint.backends planning.endpoint.balancer_actions endpoint.converge planning.endpoint.plan \
+    planning.endpoint.servers \
     planning.generations.revisions partition.modes partition.transaction planning.placement.layout \
     planning.changes.actions planning.resolving.registry programs.supervisor.group programs.supervisor.main \
     planning.rollout.batch_work planning.rollout.batches planning.rollout.capacity planning.rollout.host_rollout \

@@ -77,6 +77,13 @@ TESTS = {
         "rollout/test_stopping",
         "simulation/test_reported_edits",
     ],
+    "planning.endpoint.balancer_actions": [
+        "endpoint/test_plan",
+        "endpoint/test_plan_properties",
+        "endpoint/test_secrets",
+        "rollout/test_rollout_balancer",
+        "endpoint/test_virtual_address",
+    ],
     "planning.endpoint.plan": [
         "endpoint/test_plan",
         "endpoint/test_plan_properties",

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
-from ....module_utils.common.errors import Problem, natural
-from ....module_utils.common.hashing import canonical, spec_hash, text_hash
+from ....module_utils.common.errors import Problem
+from ....module_utils.common.hashing import canonical
 from ....module_utils.credentials.instance_key import NO_KEY, InstanceKey
 from ....module_utils.service.endpoint import OPERATOR
-from ...base.text import listed, plural
-from ..desired.actions import DEBIAN, Action
+from ...base.text import listed
 from ..desired.endpoint_settings import NOT_IN_RUN, BalancerHost, BalancerSettings, ObservedBalancer
 from ..desired.fleet import ANY, LOCAL, Host
 from .backends import (
@@ -23,8 +22,8 @@ from .backends import (
     routing_warnings,
     unprintable_model_names,
 )
+from .balancer_actions import BalancerChange, balancer_actions, missing_packages, package_problems
 from .balancer_plan import (
-    BALANCER,
     BalancerPlan,
     BalancerSecrets,
     ServerNames,
@@ -32,7 +31,6 @@ from .balancer_plan import (
     continued,
     places_of,
     server_names,
-    url_of,
 )
 from .config import config_data, port_conflicts, router_ports
 from .gone import departures, gone_servers
@@ -192,53 +190,42 @@ def _plan(
 ) -> tuple[BalancerPlan, list[Problem], tuple[str, ...]]:
     """Return the plan of a load balancer, its problems, and deployments with instances that it cannot reach yet."""
     assets, observed = endpoint.assets, host.observed
-    config = observed.config if observed else {}
     servers, problems, unreached = wanted_servers(host, gpu_hosts, endpoint.fleet)
-    present = present_servers(host, gpu_hosts)
-    prefix = _routed(config, servers, routing or {})
+    prefix = _routed(_config(host), servers, routing or {})
     backends = group_servers(servers, prefix=prefix)
-    changing = changing_servers(servers, present, running_servers(host, gpu_hosts))
-    during = group_servers(changing, _known_backends(config), prefix)
+    during = _during(host, gpu_hosts, servers, prefix)
     problems += port_conflicts(host, gpu_hosts, any(backend.prefix for backend in backends))
+    problems += (*interface_of(host)[1], *package_problems(host))
     material = assets.material.get(host.name, BalancerSecrets())
-    draw = assets.draw_address
-    shared = address_files(host, endpoint.hosts, draw, assets.check) if draw else {}
-    files = {**_files(host.settings, backends, assets, config), **shared}
-    before = {**_files(host.settings, during, assets, config), **shared}
+    files = _files(host, backends, endpoint)
     names = server_names(observed, during, backends)
     answered = answered_servers(during, gpu_hosts)
     drained_for = _drains(observed, gpu_hosts, names, answered)
     drain = tuple(dict.fromkeys(name for some in drained_for.values() for name in some))
     abandoned = _abandoned(observed, during)
-    stay = {item.during for some in names.values() for item in some if item.after}
+    pairs = [item for some in names.values() for item in some]
+    stay, back = {item.during for item in pairs if item.after}, {item.during: item.after for item in pairs}
     left = tuple(name for name in abandoned if name in stay)
     gone = gone_servers(names_of(during), servers, gpu_hosts, endpoint.fleet, observed)
-    problems += interface_of(host)[1]
-    packages = tuple(name for name, _unused in _missing(host))
-    if observed and host.os_id not in DEBIAN and packages:
-        system = host.os_id or "its system"
-        what = f"has no {' and '.join(packages)}, and the toolkit cannot install packages on {system}."
-        fix = "Install them (HAProxy 2.4, keepalived 2.0 or newer), and run again."
-        problems.append(Problem((), what, fix, (host.name,)))
-    back = {item.during: item.after for some in names.values() for item in some}
+    change = BalancerChange(
+        host=host,
+        backends=backends,
+        files=wanted_files(files, host.settings, material, assets.instance_key),
+        drain=[item.during for item in pairs if item.before and item.during in drain],
+        left=left,
+        gone={name: names_of(during)[name] for name in gone if observed and name not in observed.drained},
+        fleet=endpoint.fleet,
+    )
     planned = BalancerPlan(
         host=host,
         backends=backends,
         during=during,
         files=files,
-        files_before=before if observed else files,
+        files_before=_files(host, during, endpoint) if observed else files,
         material=material,
         instance_key=assets.instance_key,
-        actions=_actions(
-            host,
-            backends,
-            wanted_files(files, host.settings, material, assets.instance_key),
-            [item.during for some in names.values() for item in some if item.before and item.during in drain],
-            left,
-            {name: names_of(during)[name] for name in gone if observed and name not in observed.drained},
-            endpoint.fleet,
-        ),
-        packages=packages,
+        actions=balancer_actions(change),
+        packages=tuple(name for name, _purpose in missing_packages(host)),
         servers=names,
         drain=drained_for,
         undrain=tuple(dict.fromkeys(back[name] for name in (*drain, *left) if back[name])),
@@ -254,6 +241,22 @@ def _plan(
         gone=gone,
     )
     return planned, problems, unreached
+
+
+def _config(host: BalancerHost) -> Mapping[str, Any]:
+    """Return the data of a load balancer's present configuration."""
+    return host.observed.config if host.observed else {}
+
+
+def _during(
+    host: BalancerHost,
+    gpu_hosts: Sequence[HostBackends],
+    servers: Sequence[BackendServer],
+    prefix: frozenset[str],
+) -> tuple[Backend, ...]:
+    """Return the backends while instances change: those of its present servers, and those that are to come."""
+    present, running = present_servers(host, gpu_hosts), running_servers(host, gpu_hosts)
+    return group_servers(changing_servers(servers, present, running), _known_backends(_config(host)), prefix)
 
 
 def _routed(
@@ -306,13 +309,17 @@ def wanted_files(
     return found
 
 
-def _files(
-    settings: BalancerSettings, backends: Sequence[Backend], assets: EndpointAssets, seen: Mapping[str, Any]
-) -> dict[str, str]:
-    routers = router_ports(backends, seen)
-    data = config_data(settings, backends, assets.instance_key.sent, routers)
+def _files(host: BalancerHost, backends: Sequence[Backend], endpoint: EndpointInputs) -> dict[str, str]:
+    """Return the files that a load balancer has with these backends, but for its secrets."""
+    assets = endpoint.assets
+    routers = router_ports(backends, _config(host))
+    data = config_data(host.settings, backends, assets.instance_key.sent, routers)
     found = {CONFIG_FILE: assets.draw(data), DATA_FILE: canonical(data) + "\n", AGENT_FILE: assets.agent}
-    return {**found, ROUTER_FILE: assets.router} if routers else found
+    if routers:
+        found[ROUTER_FILE] = assets.router
+    if assets.draw_address:
+        found |= address_files(host, endpoint.hosts, assets.draw_address, assets.check)
+    return found
 
 
 def _drains(
@@ -336,120 +343,6 @@ def _drains(
             if servers:
                 found[instance] = servers
     return found
-
-
-def _actions(
-    host: BalancerHost,
-    backends: Sequence[Backend],
-    wanted: Mapping[str, str] | None,
-    drain: Collection[str],
-    left: Sequence[str],
-    gone: Mapping[str, BackendServer],
-    fleet: Collection[str],
-) -> tuple[Action, ...]:
-    observed = host.observed
-    before, source = "absent" if observed else "unknown", "the distribution's package"
-    actions = [
-        Action(name, ROLE, name, before, "installed", reason, source) for name, reason in _missing(host)
-    ]
-    reason = "this run stops it; it is drained first, so running requests can finish"
-    drain, gone = (drain, gone) if observed and observed.running else ((), {})
-    actions += [
-        Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments") for name in drain
-    ]
-    reason = "the host left the inventory; running requests finish before the load balancer forgets it"
-    leaving = [server for server in gone.values() if server.host not in fleet]
-    for left_host in dict.fromkeys(server.host for server in leaving):
-        target = (
-            f"{plural(_count(one for one in leaving if one.host == left_host), 'instance')} of {left_host}"
-        )
-        actions.append(Action("drain", ROLE, target, "in service", "drained", reason, "the group instinct"))
-    reason = "its instance is reached by another server; running requests finish before the load balancer forgets it"
-    actions += [
-        Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments")
-        for name, server in gone.items()
-        if server.host in fleet
-    ]
-    change = _difference(host, backends, wanted)
-    if change:
-        before = (
-            plural(_count(seen_servers(observed.config).values()), "instance")
-            if observed and observed.running
-            else "absent"
-            if observed
-            else "unknown"
-        )
-        after = plural(_count(names_of(backends).values()), "instance")
-        actions.append(Action(BALANCER, ROLE, url_of(host), before, after, change, "vllm_deployments"))
-    reason = "an interrupted run left it drained"
-    actions += [
-        Action("undrain", ROLE, name, "drained", "in service", reason, "the balancer's record")
-        for name in left
-        if name not in drain
-    ]
-    return tuple(actions)
-
-
-def _count(servers: Iterable[BackendServer]) -> int:
-    return len({server.of for server in servers})
-
-
-def _missing(host: BalancerHost) -> list[tuple[str, str]]:
-    """Return the packages that the host is known to lack, each with its purpose."""
-    observed, found = host.observed or ObservedBalancer(), []
-    if not observed.installed:
-        found.append(("haproxy", "it spreads requests over the instances"))
-    if host.settings.virtual and not observed.keepalived:
-        found.append(("keepalived", f"it moves {host.settings.virtual.address} between the load balancers"))
-    return found
-
-
-def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping[str, str] | None) -> str:
-    """Return why the load balancer must be changed; "" if it is up to date."""
-    observed = host.observed
-    if observed is None or not observed.files:
-        return "the host is in the group load_balancer and has no load balancer yet"
-    if wanted is None:
-        return "an API key or the certificate has not been generated yet"
-    change = _changed_servers(seen_servers(observed.config).values(), names_of(backends).values())
-    if change:
-        return change
-    other = sorted(
-        name
-        for name in {*wanted, *observed.files}
-        if observed.files.get(name) != (text_hash(wanted[name]) if name in wanted else None)
-    )
-    if other:
-        return f"other content of {', '.join(other)}"
-    if not observed.applied:
-        return "its files are current, but the run that wrote them has not ended"
-    if observed.applied != spec_hash(wanted):
-        return "its files are current, but the running HAProxy has not loaded them"
-    return "" if observed.running else "it does not run"
-
-
-def _changed_servers(before: Iterable[BackendServer], after: Iterable[BackendServer]) -> str:
-    """Return which servers come, go, and move to another address, backend or name."""
-    old, new = {item.place: item for item in before}, {item.place: item for item in after}
-    come = [new[place] for place in new if place not in old]
-    gone = [old[place] for place in old if place not in new]
-    asked = [new[place] for place in new if place in old and set(new[place].models) != set(old[place].models)]
-    renamed = [new[place] for place in new if place in old and new[place].host != old[place].host]
-    parts = (
-        ("new", come),
-        ("gone", gone),
-        ("asked for other models", asked),
-        ("renamed with its host", renamed),
-    )
-    return "; ".join(
-        f"{word}: {_shorten(sorted((f'{item.deployment}/{item.name}' for item in some), key=natural))}"
-        for word, some in parts
-        if some
-    )
-
-
-def _shorten(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])}, … ({len(names)})"
 
 
 def _warnings(host: BalancerHost) -> Iterable[str]:
