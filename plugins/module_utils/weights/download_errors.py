@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,116 @@ def parse_report(log: str) -> dict[str, Any] | None:
     return None
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """What the program reports of a failure. names: the types of all exceptions. text: what all of them say."""
+
+    names: frozenset[str]
+    status: int | None
+    errno: int | None
+    text: str
+    token: bool
+
+    @classmethod
+    def of(cls, context: DownloadContext, chain: Sequence[Mapping[str, Any]]) -> _Failure:
+        """Return what a chain of exceptions tells. context: the request."""
+        return cls(
+            frozenset(name for link in chain for name in link["types"]),
+            next((link["status"] for link in chain if link["status"]), None),
+            next((link["errno"] for link in chain if isinstance(link["errno"], int)), None),
+            " ".join(str(link["text"]) for link in chain),
+            context.with_token,
+        )
+
+    @property
+    def no_repository(self) -> bool:
+        """Return whether the hub does not show the repository to this account."""
+        return "RepositoryNotFoundError" in self.names
+
+    @property
+    def network(self) -> bool:
+        """Return whether the hub was not reached."""
+        names = " ".join(self.names)
+        return bool(re.search(r"Connect|Timeout|ProxyError|NetworkError|ProtocolError|gaierror", names))
+
+
+EXPLANATIONS: Sequence[tuple[Callable[[_Failure], bool], str]] = (
+    (
+        lambda at: "GatedRepoError" in at.names and not at.token,
+        "the model is gated, and no token was given. Accept its terms at {hub}/{repo}, create a read token "
+        "there, and set hf_model_token (or hf_model_token_file).",
+    ),
+    (
+        lambda at: "GatedRepoError" in at.names,
+        "the model is gated, and the account of this token has no access. Accept its terms at {hub}/{repo} "
+        "with that account (some are granted by hand, later); a fine-grained token also needs the right "
+        "to read gated repositories.",
+    ),
+    (
+        lambda at: "RevisionNotFoundError" in at.names,
+        "it has no commit {commit}. It may have been rewritten: run playbooks/plan.yml -e "
+        "refresh=true to pin the revision again.",
+    ),
+    (
+        lambda at: at.no_repository and not at.token,
+        "{hub} has no such model, or it is private. Check the name; for a private one set hf_model_token.",
+    ),
+    (
+        lambda at: at.status == 401 or (at.no_repository and at.status != 404),
+        "{hub} does not accept the token. It is wrong or expired: create a new one, and set "
+        "hf_model_token (or hf_model_token_file).",
+    ),
+    (
+        lambda at: at.no_repository or at.status == 404,
+        "{hub} has no such model, or the token's account may not see it. Check the name and the account.",
+    ),
+    (
+        lambda at: at.status == 403,
+        "{hub} forbids it (403). The token lacks the right to read this repository.",
+    ),
+    (
+        lambda at: at.status == 429,
+        "{hub} limits the number of requests from this address or account (429). Wait some minutes and "
+        "run again (what is on disk is kept); a token raises the limit, and a mirror "
+        "(hf_model_endpoint) avoids it.",
+    ),
+    (
+        lambda at: bool(at.status and at.status >= 500),
+        "{hub} answers, and fails (HTTP {status}), time and again; nothing on this node is wrong. Run it later, "
+        "or set hf_model_endpoint to a mirror; what is on disk is kept.",
+    ),
+    (
+        lambda at: at.errno == 28 or "No space left on device" in at.text,
+        "the disk of {cache_dir} is full. Make room, and run again: what is on disk is kept.",
+    ),
+    (
+        lambda at: at.errno in (1, 13, 30),
+        "the cache {cache_dir} cannot be written. Check its owner, its mount and its file system.",
+    ),
+    (
+        lambda at: "ImportError" in at.names,
+        "the image {image} has no usable huggingface_hub. Use a vLLM image.",
+    ),
+    (
+        lambda at: "SSLError" in at.names or "CERTIFICATE_VERIFY_FAILED" in at.text,
+        "the certificate of {hub} is not trusted inside the container. Set instinct_ca_file to a bundle on "
+        "the node that holds its CA.",
+    ),
+    (
+        lambda at: bool(CUT.search(at.text)),
+        "{hub} answers, but its answers end before they are complete, time and again. Something on the way cuts "
+        "them, mostly a proxy, a mirror or a firewall with a limit of size or time. Check those, or set "
+        "hf_model_endpoint to another mirror; run again to resume (what is on disk is kept).",
+    ),
+    (
+        lambda at: at.network or "LocalEntryNotFoundError" in at.names,
+        "{hub} cannot be reached from this node{through}. Check name resolution, firewall and proxy "
+        "(instinct_proxy), or set hf_model_endpoint to a mirror; run again to resume (files on disk are kept).",
+    ),
+)
+"""What a failure is, and its explanation with the next step; the more specific first."""
+
+
 def explain(context: DownloadContext, report: Mapping[str, Any] | None, code: int, log: str) -> str:
     """Explain why a download failed, with the next step."""
     repo = context.repo
@@ -60,98 +170,13 @@ def explain(context: DownloadContext, report: Mapping[str, Any] | None, code: in
         last = " | ".join(tail(log, 2)) or "it wrote no log"
         return f"The download of {repo} broke off (exit code {code}): {last}"
     chain = report["causes"]
-    names = {name for link in chain for name in link["types"]}
     text = str(chain[0]["text"]).strip() or "/".join(chain[0]["types"][:1])
-    status = next((link["status"] for link in chain if link["status"]), None)
-    errno = next((link["errno"] for link in chain if isinstance(link["errno"], int)), None)
-    texts = " ".join(str(link["text"]) for link in chain)
-    for matches, plain in _explanations(context, names, status, errno, texts):
-        if matches:
+    failure = _Failure.of(context, chain)
+    for applies, explanation in EXPLANATIONS:
+        if applies(failure):
+            plain = explanation.format(**vars(context), status=failure.status)
             return f"Cannot fetch {repo}: {plain} ({_short(text)})"
     return f"Cannot fetch {repo}: {chain[0]['types'][0]}: {_short(text)}"
-
-
-def _explanations(
-    context: DownloadContext, names: set[str], status: int | None, errno: int | None, text: str
-) -> Sequence[tuple[bool, str]]:
-    """Return (whether it applies, explanation) pairs, the more specific first."""
-    hub, page = context.hub, f"{context.hub}/{context.repo}"
-    token = context.with_token
-    no_repo = "RepositoryNotFoundError" in names
-    network = re.search(r"Connect|Timeout|ProxyError|NetworkError|ProtocolError|gaierror", " ".join(names))
-    return (
-        (
-            "GatedRepoError" in names and not token,
-            f"the model is gated, and no token was given. Accept its terms at {page}, create a read token "
-            "there, and set hf_model_token (or hf_model_token_file).",
-        ),
-        (
-            "GatedRepoError" in names,
-            f"the model is gated, and the account of this token has no access. Accept its terms at {page} "
-            "with that account (some are granted by hand, later); a fine-grained token also needs the right "
-            "to read gated repositories.",
-        ),
-        (
-            "RevisionNotFoundError" in names,
-            f"it has no commit {context.commit}. It may have been rewritten: run playbooks/plan.yml -e "
-            "refresh=true to pin the revision again.",
-        ),
-        (
-            no_repo and not token,
-            f"{hub} has no such model, or it is private. Check the name; for a private one set "
-            "hf_model_token.",
-        ),
-        (
-            status == 401 or (no_repo and status != 404),
-            f"{hub} does not accept the token. It is wrong or expired: create a new one, and set "
-            "hf_model_token (or hf_model_token_file).",
-        ),
-        (
-            no_repo or status == 404,
-            f"{hub} has no such model, or the token's account may not see it. Check the name and the "
-            "account.",
-        ),
-        (status == 403, f"{hub} forbids it (403). The token lacks the right to read this repository."),
-        (
-            status == 429,
-            f"{hub} limits the number of requests from this address or account (429). Wait some minutes and "
-            "run again (what is on disk is kept); a token raises the limit, and a mirror "
-            "(hf_model_endpoint) avoids it.",
-        ),
-        (
-            bool(status and status >= 500),
-            f"{hub} answers, and fails (HTTP {status}), time and again; nothing on this node is wrong. Run it later, "
-            "or set hf_model_endpoint to a mirror; what is on disk is kept.",
-        ),
-        (
-            errno == 28 or "No space left on device" in text,
-            f"the disk of {context.cache_dir} is full. Make room, and run again: what is on disk is kept.",
-        ),
-        (
-            errno in (1, 13, 30),
-            f"the cache {context.cache_dir} cannot be written. Check its owner, its mount and its file system.",
-        ),
-        (
-            "ImportError" in names,
-            f"the image {context.image} has no usable huggingface_hub. Use a vLLM image.",
-        ),
-        (
-            "SSLError" in names or "CERTIFICATE_VERIFY_FAILED" in text,
-            f"the certificate of {hub} is not trusted inside the container. Set instinct_ca_file to a bundle on "
-            "the node that holds its CA.",
-        ),
-        (
-            bool(CUT.search(text)),
-            f"{hub} answers, but its answers end before they are complete, time and again. Something on the way cuts "
-            "them, mostly a proxy, a mirror or a firewall with a limit of size or time. Check those, or set "
-            "hf_model_endpoint to another mirror; run again to resume (what is on disk is kept).",
-        ),
-        (
-            bool(network) or "LocalEntryNotFoundError" in names,
-            f"{hub} cannot be reached from this node{context.through}. Check name resolution, firewall and proxy "
-            "(instinct_proxy), or set hf_model_endpoint to a mirror; run again to resume (files on disk are kept).",
-        ),
-    )
 
 
 def _short(text: str) -> str:
