@@ -1553,82 +1553,115 @@ DEFAULTS = {
 def node_state(args: dict[str, Any]) -> dict[str, Any]:
     """Read the node. A part that fails is null or empty, with a problem that names it."""
     source = Source(args["sysfs_root"])
-    cache_dirs = args["cache_dirs"] or [os.path.join(args["data_dir"], "hf")]
+    data_dir, state_dir = args["data_dir"], args["state_dir"]
+    cache_dirs = args["cache_dirs"] or [os.path.join(data_dir, "hf")]
+    # Docker answers while the rest is read.
     docker, requests = ask_docker(source, args["docker_socket"])
-
-    def part(name: str, default: Any, read: Callable[..., Any], *values: Any) -> Any:
-        try:
-            return read(*values)
-        except Exception as error:  # one unreadable source must not hide the others
-            source.problem(name, f"{type(error).__name__}: {error}")
-            return default
-
-    release = pairs((source.text("/etc/os-release") or "").replace('"', ""), "=")
-    cmdline = (source.text("/proc/cmdline") or "").split()
-    # The first CPU's block is enough; on hundreds of CPUs the kernel is slow to produce the whole file.
-    cpuinfo = pairs((source.text("/proc/cpuinfo", 8192) or "").split("\n\n", maxsplit=1)[0], ":")
-    flags = cpuinfo.get("flags")
-    system = os.uname()
     state: dict[str, Any] = {
         "schema": 1,
-        "hostname": system.nodename,
-        "euid": os.geteuid(),
-        "python": sys.version.split()[0],
-        "os": {key: release.get(key.upper()) for key in ("id", "version_id", "pretty_name")},
-        "kernel": system.release,
-        "cmdline": cmdline,
-        "numa_balancing": part("numa_balancing", {"runtime": None, "persisted": None, "file": None},
-                               read_numa_balancing, source, cmdline),
-        "cpu": part("cpu", {"model": None, "sockets": None, "threads": None}, read_cpu, source, cpuinfo),
-        "numa_nodes": part("numa_nodes", [], read_numa_nodes, source),
-        "memory_bytes": kib(pairs(source.text("/proc/meminfo"), ":"), "MemTotal"),
-        "virtual_machine": "hypervisor" in flags.split() if flags is not None else None,
-        "driver": read_driver(source),
-        "rocm": read_rocm(source),
-        "gpus": part("gpus", [], read_gpus, source),
-        "kfd_processes": kfd_processes(source),
-        "partition_change": partition_change(source, args["data_dir"]),
-        "device_gids": part("device_gids", {"kfd": None, "render": None, "video": None},
-                            read_device_gids, source),
-    }  # fmt: skip
-    state["kfd_zombies"] = part(
-        "users of GPUs", [], read_users, source, state["gpus"], state["kfd_processes"]
-    )
-    state["interfaces"] = part("interfaces", [], read_interfaces, source)
-    state["rdma"] = part("rdma", [], read_rdma, source)
-    state["verbs"] = any(name.startswith("uverbs") for name in source.names("/dev/infiniband"))
-    state["models"], state["fetching"] = part("models", ([], []), read_models, source, cache_dirs)
-    state["repositories"] = part("local repositories", [], read_repositories, args["data_dir"])
-    state["stored"] = part("content store", [], read_store, source, args["data_dir"])
-    state["held_bytes"] = part("held bytes", 0, held_bytes, args["data_dir"], cache_dirs)
-    state["libtorrent"] = source.exists("/var/lib/dpkg/info/python3-libtorrent.list")
+        **_node_system(source),
+        **_node_devices(source, data_dir),
+        **_node_network(source),
+        **_node_content(source, data_dir, cache_dirs),
+    }
     images, containers = read_docker(docker, requests) if requests else ([], [])
     state["docker"] = docker
     state["git"] = source.exists("/usr/bin/git") or source.exists("/usr/local/bin/git")
-    state["images"] = part("images", [], read_images, source, args["data_dir"], images)
-    state["instances"] = part(
+    state["images"] = _part(source, "images", [], read_images, source, data_dir, images)
+    state["instances"] = _part(
+        source,
         "instances",
         [],
         read_instances,
         source,
         docker,
         args["docker_socket"],
-        args["state_dir"],
-        args["data_dir"],
+        state_dir,
+        data_dir,
         containers,
     )
     read_info(source, docker, args["docker_socket"])
-    state["generations"] = part("generations", [], read_generations, source, args["state_dir"])
-    state["instance_key"] = read_instance_key(args["state_dir"])
-    state["balancer"] = part(
-        "balancer", {**NO_BALANCER}, read_balancer, source, args["state_dir"], args["data_dir"]
-    )
-    state["lease"] = part("lease", None, read_run, source)
-    state["benchmarks"] = part("benchmarks", [], read_benchmarks, args["data_dir"])
+    state["generations"] = _part(source, "generations", [], read_generations, source, state_dir)
+    state["instance_key"] = read_instance_key(state_dir)
+    state["balancer"] = _part(source, "balancer", {**NO_BALANCER}, read_balancer, source, state_dir, data_dir)
+    state["lease"] = _part(source, "lease", None, read_run, source)
+    state["benchmarks"] = _part(source, "benchmarks", [], read_benchmarks, data_dir)
     docker_root = docker["root_dir"] or "/var/lib/docker"
-    state["disk"] = read_disk(source, [docker_root, *cache_dirs, args["data_dir"]])
+    state["disk"] = read_disk(source, [docker_root, *cache_dirs, data_dir])
     state["problems"] = source.problems
     return state
+
+
+def _part(source: Source, name: str, default: Any, read: Callable[..., Any], *values: Any) -> Any:
+    """Return what a function reads; the default and a problem where it fails, which must not hide the other parts."""
+    try:
+        return read(*values)
+    except Exception as error:
+        source.problem(name, f"{type(error).__name__}: {error}")
+        return default
+
+
+def _node_system(source: Source) -> dict[str, Any]:
+    """Read the operating system, CPUs and memory."""
+    release = pairs((source.text("/etc/os-release") or "").replace('"', ""), "=")
+    cmdline = (source.text("/proc/cmdline") or "").split()
+    # The first CPU's block is enough; on hundreds of CPUs the kernel is slow to produce the whole file.
+    cpuinfo = pairs((source.text("/proc/cpuinfo", 8192) or "").split("\n\n", maxsplit=1)[0], ":")
+    flags = cpuinfo.get("flags")
+    system = os.uname()
+    return {
+        "hostname": system.nodename,
+        "euid": os.geteuid(),
+        "python": sys.version.split()[0],
+        "os": {key: release.get(key.upper()) for key in ("id", "version_id", "pretty_name")},
+        "kernel": system.release,
+        "cmdline": cmdline,
+        "numa_balancing": _part(source, "numa_balancing", {"runtime": None, "persisted": None, "file": None},
+                                read_numa_balancing, source, cmdline),
+        "cpu": _part(source, "cpu", {"model": None, "sockets": None, "threads": None},
+                     read_cpu, source, cpuinfo),
+        "numa_nodes": _part(source, "numa_nodes", [], read_numa_nodes, source),
+        "memory_bytes": kib(pairs(source.text("/proc/meminfo"), ":"), "MemTotal"),
+        "virtual_machine": "hypervisor" in flags.split() if flags is not None else None,
+    }  # fmt: skip
+
+
+def _node_devices(source: Source, data_dir: str) -> dict[str, Any]:
+    """Read the driver, the GPUs and who uses them."""
+    devices = {
+        "driver": read_driver(source),
+        "rocm": read_rocm(source),
+        "gpus": _part(source, "gpus", [], read_gpus, source),
+        "kfd_processes": kfd_processes(source),
+        "partition_change": partition_change(source, data_dir),
+        "device_gids": _part(source, "device_gids", {"kfd": None, "render": None, "video": None},
+                             read_device_gids, source),
+    }  # fmt: skip
+    devices["kfd_zombies"] = _part(
+        source, "users of GPUs", [], read_users, source, devices["gpus"], devices["kfd_processes"]
+    )
+    return devices
+
+
+def _node_network(source: Source) -> dict[str, Any]:
+    return {
+        "interfaces": _part(source, "interfaces", [], read_interfaces, source),
+        "rdma": _part(source, "rdma", [], read_rdma, source),
+        "verbs": any(name.startswith("uverbs") for name in source.names("/dev/infiniband")),
+    }
+
+
+def _node_content(source: Source, data_dir: str, cache_dirs: list[str]) -> dict[str, Any]:
+    """Read the weights and the content store."""
+    models, fetching = _part(source, "models", ([], []), read_models, source, cache_dirs)
+    return {
+        "models": models,
+        "fetching": fetching,
+        "repositories": _part(source, "local repositories", [], read_repositories, data_dir),
+        "stored": _part(source, "content store", [], read_store, source, data_dir),
+        "held_bytes": _part(source, "held bytes", 0, held_bytes, data_dir, cache_dirs),
+        "libtorrent": source.exists("/var/lib/dpkg/info/python3-libtorrent.list"),
+    }
 
 
 def check_args(given: Any) -> dict[str, Any]:
