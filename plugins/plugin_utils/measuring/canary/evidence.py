@@ -188,39 +188,55 @@ def judge_canary(
     if not identity:  # the module did not get to the instance: what one answers, or not, it returns
         return CanaryVerdict(INFRASTRUCTURE, (str(smoke.get("msg") or "the new instance was not asked"),))
     same_model, same_size, other = _differences(before.identity, identity)
-    warnings = [*before.notes, *other]
     answered = _judge_answers(before, smoke, same_model)
-    warnings += answered.warnings
+    answered = replace(answered, warnings=(*before.notes, *other, *answered.warnings))
+    if accuracy and answered.kind == OK and not before.empty:
+        answered = _with_accuracy(
+            answered, compare_accuracy(before.accuracy, accuracy, rules.accuracy_tolerance)
+        )
     if before.empty or answered.kind != OK:
-        return replace(answered, warnings=tuple(warnings))
-    reasons = list(answered.reasons)
-    if accuracy:
-        found = compare_accuracy(before.accuracy, accuracy, rules.accuracy_tolerance)
-        warnings += found.warnings
-        answered = replace(answered, accuracy=found)
-        for kind, why in (
-            (BROKEN, (found.unanswered,) if found.unanswered else ()),
-            (LESS_ACCURATE, found.less),
-        ):
-            if why:
-                return replace(answered, kind=kind, reasons=why, warnings=tuple(warnings))
-        reasons += found.found
-    answered = replace(answered, reasons=tuple(reasons), warnings=tuple(warnings))
+        return answered
     if before.window is None:
-        return replace(answered, reasons=(*reasons, "its speed was not compared"))
+        return replace(answered, reasons=(*answered.reasons, "its speed was not compared"))
     if not looks:
         return replace(answered, more=rules.runs)
-    name = str(identity["name"])
+    windows, failure = _windows(looks, str(identity["name"]), before.reference)
+    if failure:
+        kind, why = failure
+        return replace(answered, kind=kind, reasons=(why,), measurements=windows)
+    speed = judge_speed(before.window, windows, rules)
+    return _with_speed(replace(answered, measurements=windows), speed, before.reference, same_size)
+
+
+def _with_accuracy(answered: CanaryVerdict, found: AccuracyComparison) -> CanaryVerdict:
+    """Return the verdict by the scored answers as well."""
+    answered = replace(answered, accuracy=found, warnings=(*answered.warnings, *found.warnings))
+    if found.unanswered:
+        return replace(answered, kind=BROKEN, reasons=(found.unanswered,))
+    if found.less:
+        return replace(answered, kind=LESS_ACCURATE, reasons=found.less)
+    return replace(answered, reasons=(*answered.reasons, *found.found))
+
+
+def _windows(
+    looks: Sequence[Result], name: str, reference: str
+) -> tuple[tuple[Measurements, ...], tuple[str, str] | None]:
+    """Return the measurements of all looks, or those before the first that failed, with its kind and reason."""
     windows: list[Measurements] = []
     for bench in looks:
-        window, problem = measured(bench, name, before.reference)
+        window, problem = measured(bench, name, reference)
         if window is None:
-            why = (f"it could not be measured: {problem}",)
-            kind = BROKEN if _measured_alone(bench, name, before.reference) else INFRASTRUCTURE
-            return replace(answered, kind=kind, reasons=why, measurements=tuple(windows))
+            kind = BROKEN if _measured_alone(bench, name, reference) else INFRASTRUCTURE
+            return tuple(windows), (kind, f"it could not be measured: {problem}")
         windows.append(window)
-    speed = judge_speed(before.window, windows, rules)
-    warnings += speed.warnings
+    return tuple(windows), None
+
+
+def _with_speed(
+    answered: CanaryVerdict, speed: SpeedVerdict, reference: str, same_size: bool
+) -> CanaryVerdict:
+    """Return the verdict by the speed as well. same_size: whether speeds should agree."""
+    warnings = [*answered.warnings, *speed.warnings]
     lines = [item.text() for item in speed.comparisons if item.state != OK] or [
         item.text() for item in speed.comparisons if item.metric.decides
     ]
@@ -228,19 +244,16 @@ def judge_canary(
     if not same_size and state != OK:
         state = OK
         warnings.append("slower, but ignored, because the model or the number of GPUs changed")
-    if state == SLOWER and not speed.more and before.reference and windows[-1].reference is None:
-        lost = (
-            f"the reference {before.reference} could not be measured, without which slower runs prove nothing"
-        )
-        return replace(answered, kind=INFRASTRUCTURE, reasons=(lost, *lines), measurements=tuple(windows))
+    if state == SLOWER and not speed.more and reference and answered.measurements[-1].reference is None:
+        lost = f"the reference {reference} could not be measured, without which slower runs prove nothing"
+        return replace(answered, kind=INFRASTRUCTURE, reasons=(lost, *lines))
     return replace(
         answered,
         kind=state,
-        reasons=tuple([*reasons, *lines] if state == OK else lines),
+        reasons=tuple([*answered.reasons, *lines] if state == OK else lines),
         warnings=tuple(warnings),
         more=speed.more if same_size else 0,
         speed=speed,
-        measurements=tuple(windows),
     )
 
 
