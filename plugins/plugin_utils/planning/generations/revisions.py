@@ -109,34 +109,12 @@ def _composed(
 ) -> RevisionChange:
     """Return the change of a deployment that is composed from the inventory."""
     newest = {host: history.newest for host, history in histories.items()}
-    drafts: dict[tuple[object, ...], Generation] = {}  # hosts of one kind have equal instances, made once
-    highest = max((item.generation for item in newest.values() if item), default=0)
-    wanted: dict[str, Generation | None] = {}  # None: the newest record is the desired one
-    for item in composed_hosts:
-        host = item.host.name
-        instances = item.instances.get(name, ())
-        there = newest.get(host)
-        known = item.undetermined is not None and name not in item.undetermined
-        if not known or (not instances and (there is None or not there.members)):
-            continue
-        if there and there.specs == {one.name: one.spec_hash for one in instances}:
-            wanted[host] = None
-            continue
-        key = (item.modes, *map(id, instances))
-        if key not in drafts:
-            drafts[key] = compose_generation(name, instances, item.modes)
-        wanted[host] = drafts[key]
+    wanted = _wanted(name, newest, composed_hosts)
     lacking = {host for host, item in wanted.items() if item}
-    # An interrupted run, or one with --limit, recorded this number on some hosts: the others use it too.
-    # A removal is nobody's to join: what leaves or comes later goes back to it where it was, and only there.
-    joins = highest > 0 and all(
-        (there := newest.get(host)) is None or there.generation < highest for host in lacking
-    )
-    joins = joins and (
-        source.trial is not None
-        or any(item.members for item in newest.values() if item and item.generation == highest)
-    )
+    highest = max((item.generation for item in newest.values() if item), default=0)
+    joins = _joins(source, newest, highest, lacking)
     number = highest if joins or not lacking else highest + 1
+    numbered: dict[tuple[str, int], Generation] = {}
     steps: dict[str, HostRevision] = {}
     why, before = "", 0
     for item in composed_hosts:
@@ -151,10 +129,10 @@ def _composed(
             old = _newest(histories.get(host), runs)
             updated = toolkit_change(old, record)
             reason = _why(histories.get(host), old, record, updated)
-            numbered = (reason, id(record))
-            if numbered not in drafts:
-                drafts[numbered] = replace(record, generation=number, why=reason)
-            record = drafts[numbered]
+            key = (reason, id(record))
+            if key not in numbered:
+                numbered[key] = replace(record, generation=number, why=reason)
+            record = numbered[key]
             why = why or reason
         there = newest.get(host)
         kept = there.generation if there else None
@@ -168,6 +146,46 @@ def _composed(
         already_recorded=bool(steps) and not lacking,
         why=why,
         hosts=steps,
+    )
+
+
+def _wanted(
+    name: str, newest: Mapping[str, Generation | None], composed_hosts: Sequence[ComposedHost]
+) -> dict[str, Generation | None]:
+    """Return the desired generation of each host, without its number; None where it is the newest record."""
+    drafts: dict[tuple[object, ...], Generation] = {}  # hosts of one kind have equal instances, made once
+    wanted: dict[str, Generation | None] = {}
+    for item in composed_hosts:
+        host = item.host.name
+        instances = item.instances.get(name, ())
+        there = newest.get(host)
+        known = item.undetermined is not None and name not in item.undetermined
+        if not known or (not instances and (there is None or not there.members)):
+            continue
+        if there and there.specs == {one.name: one.spec_hash for one in instances}:
+            wanted[host] = None
+            continue
+        key = (item.modes, *map(id, instances))
+        if key not in drafts:
+            drafts[key] = compose_generation(name, instances, item.modes)
+        wanted[host] = drafts[key]
+    return wanted
+
+
+def _joins(
+    source: DeploymentSource,
+    newest: Mapping[str, Generation | None],
+    highest: int,
+    lacking: Iterable[str],
+) -> bool:
+    """Return whether hosts record the highest number, as others did in a run that was interrupted or had --limit.
+
+    A removal is nobody's to join: what leaves or comes later goes back to it where it was, and only there.
+    """
+    if not highest or any((there := newest.get(host)) and there.generation >= highest for host in lacking):
+        return False
+    return source.trial is not None or any(
+        item.members for item in newest.values() if item and item.generation == highest
     )
 
 
