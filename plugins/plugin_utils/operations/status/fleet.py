@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -147,44 +147,18 @@ def status(
     """
     servers = servers_by_instance(seen)
     rows = [row for host, state in seen.items() for row in host_rows(host, state, servers)]
-    places: dict[str, set[str]] = {}
-    for (host, _unused), items in servers.items():
-        places.setdefault(host, set()).add(balancer_state(items))
-    for (host, instance), items in servers.items():
-        if host in unreached:
-            next_step = unreached_step(host, unreached[host], places[host])
-            rows.append(
-                StatusRow(
-                    items[0]["deployment"],
-                    host,
-                    instance,
-                    NOT_REACHED,
-                    "",
-                    next_step,
-                    balancer=balancer_state(items),
-                )
-            )
-    advice = batch_advice(seen, rows)
-    rows = [
-        replace(row, next_step=advice[row.deployment].format("returns" if row.state == DRAINED else "starts"))
-        if row.deployment in advice and (row.state in (STOPPED, MISSING) or "site.yml" in row.next_step)
-        else row
-        for row in rows
-    ]
+    rows = with_batch_advice([*rows, *unreached_rows(servers, unreached)], seen)
     rows.sort(key=order)
-    names = sorted({row.deployment for row in rows}, key=natural)
+    by_deployment: dict[str, list[StatusRow]] = {}
+    for row in rows:
+        by_deployment.setdefault(row.deployment, []).append(row)
     notes, held = open_rollouts(seen), holds(seen)
     listed = {host: problems_of(state) for host, state in seen.items()}
     return FleetStatus(
         rows=tuple(rows),
         deployments=tuple(
-            summarize_deployment(
-                name,
-                [row for row in rows if row.deployment == name],
-                notes.get(name, ()),
-                held.get(name, {}),
-            )
-            for name in names
+            summarize_deployment(name, by_deployment[name], notes.get(name, ()), held.get(name, {}))
+            for name in sorted(by_deployment, key=natural)
         ),
         hosts=tuple(sorted(seen, key=natural)),
         unreached={host: unreached[host] for host in sorted(unreached, key=natural)},
@@ -195,10 +169,38 @@ def status(
             for host, state in seen.items()
             if (texts := (*full_disks(host, state), *full_quota(host, state, (quotas or {}).get(host, 0))))
         },
-        held=tuple(
-            held_text(name, found) for name, found in sorted(held.items(), key=lambda item: natural(item[0]))
-        ),
+        held=tuple(held_text(name, held[name]) for name in sorted(held, key=natural)),
     )
+
+
+def unreached_rows(servers: Servers, unreached: Mapping[str, str]) -> Iterator[StatusRow]:
+    """Yield the instances of hosts that were not reached, as the load balancers know them."""
+    places: dict[str, set[str]] = {}
+    for (host, _unused), items in servers.items():
+        places.setdefault(host, set()).add(balancer_state(items))
+    for (host, instance), items in servers.items():
+        if host in unreached:
+            next_step = unreached_step(host, unreached[host], places[host])
+            yield StatusRow(
+                items[0]["deployment"],
+                host,
+                instance,
+                NOT_REACHED,
+                "",
+                next_step,
+                balancer=balancer_state(items),
+            )
+
+
+def with_batch_advice(rows: Sequence[StatusRow], seen: Mapping[str, Mapping[str, Any]]) -> list[StatusRow]:
+    """Return the rows; where site.yml would move all instances of a deployment at once, the next step is another."""
+    advice = batch_advice(seen, rows)
+    return [
+        replace(row, next_step=advice[row.deployment].format("returns" if row.state == DRAINED else "starts"))
+        if row.deployment in advice and (row.state in (STOPPED, MISSING) or "site.yml" in row.next_step)
+        else row
+        for row in rows
+    ]
 
 
 def full_disks(host: str, state: Mapping[str, Any]) -> tuple[str, ...]:
