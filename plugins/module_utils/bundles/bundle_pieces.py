@@ -107,11 +107,18 @@ def _same(store: Store, volume: Volume, directory: str, written: set[str], hashe
                     refuse_wrong(store, piece.sha256)
                 hashed.add(piece.sha256)
                 file.seek(at)
-                with open(path, "rb") as blob:
-                    blob.seek(piece.offset)
-                    for own, theirs in zip(parts(file, piece.size), parts(blob, piece.size)):
-                        leave_if_abandoned()
-                        if own != theirs:
-                            return False
+                if not _equal(file, path, piece):
+                    return False
             at += piece.size + piece.padding
+    return True
+
+
+def _equal(file: BinaryIO, path: str, piece: Piece) -> bool:
+    """Return whether a piece, where the volume is read next, is that of a blob's file."""
+    with open(path, "rb") as blob:
+        blob.seek(piece.offset)
+        for own, theirs in zip(parts(file, piece.size), parts(blob, piece.size)):
+            leave_if_abandoned()
+            if own != theirs:
+                return False
     return True

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Optional
 
@@ -202,22 +202,15 @@ def _read(volume: Volume, directory: str, take: Take, chain: PieceChain | None =
     with disk_errors(path), open(path, "rb") as file:
         for piece in volume.pieces:
             whole.update(file.read(BLOCK))
-            digest, left = hashlib.sha256() if piece.whole else None, piece.size
+            digest = hashlib.sha256() if piece.whole else None
             if chain and not piece.whole:
                 digest = chain.follow(piece, volume.name)
             target = take(piece)
             with target or contextlib.nullcontext():
-                while left:
-                    part = file.read(min(left, _CHUNK))
-                    if not part:
-                        break
-                    whole.update(part)
-                    if digest is not None:
-                        digest.update(part)
-                    if target is not None:
-                        target.write(part)
-                    left -= len(part)
-                    leave_if_abandoned()
+                takers: list[Callable[[bytes], object]] = [whole.update]
+                takers += [digest.update] if digest else []
+                takers += [target.write] if target else []
+                _pass_on(file, piece.size, takers)
             if digest is not None and piece.whole and digest.hexdigest() != piece.sha256:
                 found.wrong.append(piece.sha256)
             if chain and not piece.whole:
@@ -226,6 +219,18 @@ def _read(volume: Volume, directory: str, take: Take, chain: PieceChain | None =
         whole.update(file.read())
     found.sha256 = whole.hexdigest()
     return found
+
+
+def _pass_on(file: BinaryIO, size: int, takers: Sequence[Callable[[bytes], object]]) -> None:
+    """Read so many bytes, or what is there of them, and give them to each taker."""
+    while size:
+        part = file.read(min(size, _CHUNK))
+        if not part:
+            return
+        for take in takers:
+            take(part)
+        size -= len(part)
+        leave_if_abandoned()
 
 
 def _corrupt(volume: Volume, found: _Found) -> list[str]:

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -79,40 +79,66 @@ def _fetch(
     store: Store, client: RegistryClient, directory: str, sha256: str, size: int, stop: threading.Event
 ) -> int:
     """Fetch one blob, and return the bytes that came. Wrong content is dropped, so that nothing goes on from it."""
-    path, came = os.path.join(directory, sha256), 0
+    path = os.path.join(directory, sha256)
     with open(path, "ab+") as file:
-        digest, have = _hashed(file)
-        pauses: list[float] = list(PAUSES)
-        while have < size:
-            try:
-                before = have
-                for part in client.blob(f"sha256:{sha256}", have):
-                    if stop.is_set():
-                        return came
-                    file.write(part)
-                    digest.update(part)
-                    have, came = have + len(part), came + len(part)
-                    if have > size:
-                        break
-                if have == before:
-                    raise CutAnswer("it sends nothing")
-            except CutAnswer as error:
-                if have > before:
-                    pauses = list(PAUSES)
-                if not pauses:
-                    raise client.unreachable(str(error)) from error
-                time.sleep(pauses.pop(0))
+        blob = _PartialBlob(file)
+        if not _complete(blob, client, sha256, size, stop):
+            return blob.came
         file.flush()
         os.fsync(file.fileno())
-    if have != size or digest.hexdigest() != sha256:
+    if blob.have != size or blob.digest.hexdigest() != sha256:
         os.unlink(path)
         raise RegistryError(
             f"Registry {client.ref.registry} sent other content for blob sha256:{sha256} of {client.ref.path}: "
-            f"{have} of {size} bytes, SHA-256 {digest.hexdigest()}. It is dropped. Run again; if it is "
+            f"{blob.have} of {size} bytes, SHA-256 {blob.digest.hexdigest()}. It is dropped. Run again; if it is "
             "wrong again, a mirror or proxy on the way alters it, or this node's disk or memory does (dmesg)."
         )
     store.add(path, sha256, size, move=True, hashed=True)
-    return came
+    return blob.came
+
+
+def _complete(
+    blob: _PartialBlob, client: RegistryClient, sha256: str, size: int, stop: threading.Event
+) -> bool:
+    """Fetch what a blob lacks, again where an answer is cut; return whether it was not stopped."""
+    pauses: list[float] = list(PAUSES)
+    while blob.have < size:
+        before = blob.have
+        try:
+            if not blob.extend(client.blob(f"sha256:{sha256}", before), size, stop):
+                return False
+        except CutAnswer as error:
+            if blob.have > before:
+                pauses = list(PAUSES)
+            if not pauses:
+                raise client.unreachable(str(error)) from error
+            time.sleep(pauses.pop(0))
+    return True
+
+
+class _PartialBlob:
+    """A blob's file as an earlier run left it, and what came since."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.digest, self.have = _hashed(file)
+        self.came = 0
+
+    def extend(self, answer: Iterable[bytes], size: int, stop: threading.Event) -> bool:
+        """Append an answer, as far as the blob's size; return whether it was not stopped. Raise CutAnswer if empty."""
+        before = self.have
+        for part in answer:
+            if stop.is_set():
+                return False
+            self.file.write(part)
+            self.digest.update(part)
+            self.have += len(part)
+            self.came += len(part)
+            if self.have > size:
+                break
+        if self.have == before:
+            raise CutAnswer("it sends nothing")
+        return True
 
 
 def _hashed(file: Any) -> tuple[Any, int]:

@@ -423,11 +423,9 @@ def oom_kills() -> int:
     for path in _OOM_COUNTERS:
         try:
             with open(path, encoding="ascii") as stream:
-                for line in stream:
-                    name, _unused, count = line.partition(" ")
-                    if name == "oom_kill":
-                        return int(count)
-        except (OSError, ValueError):
+                counters = dict(line.partition(" ")[::2] for line in stream)
+            return int(counters["oom_kill"])
+        except (OSError, ValueError, KeyError):
             continue
     return 0
 

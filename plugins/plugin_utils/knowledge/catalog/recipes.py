@@ -212,14 +212,16 @@ def select_recipes(
     for waiting in (False, True):  # entries that depend on other settings come second
         found = {name: max(items, key=lambda item: item[0])[1].value for name, items in ranked.items()}
         settings = settings_facts({**found, **decided})
-        for level, number, entry in entries:
-            if bool(entry.needs) == waiting and holds(entry.needs, settings):
-                own = context.release.fork in entry.when.get("forks", ())
-                rank = (level, own, len(entry.when) + len(entry.needs), number)
-                for name, value in entry.settings.items():
-                    if name not in decided:
-                        choice = RecipeChoice(name, value, entry.reason, entry.source, entry.recipe)
-                        ranked.setdefault(name, []).append((rank, choice))
+        applying = (item for item in entries if bool(item[2].needs) == waiting)
+        for level, number, entry in applying:
+            if not holds(entry.needs, settings):
+                continue
+            own = context.release.fork in entry.when.get("forks", ())
+            rank = (level, own, len(entry.when) + len(entry.needs), number)
+            for name, value in entry.settings.items():
+                if name not in decided:
+                    choice = RecipeChoice(name, value, entry.reason, entry.source, entry.recipe)
+                    ranked.setdefault(name, []).append((rank, choice))
     choices = tuple(_winner(items) for items in ranked.values())
     settings = settings_facts({**{choice.setting: choice.value for choice in choices}, **decided})
     advice = tuple(

@@ -150,14 +150,19 @@ def _cells(renderer: Renderer, engine: InstanceEngine) -> Iterator[SuiteCell | C
         if isinstance(wanted, OmittedCell):
             yield wanted
             continue
-        for group in suite.groups:
-            if group.kind in renderer.overrides.kinds and group.measures(str(renderer.instance["model"])):
-                for planned in expand(group, engine, datasets, prefix, wanted):
-                    made = planned if isinstance(planned, OmittedCell) else renderer.render(planned)
-                    if group.search and isinstance(made, SuiteCell):
-                        yield _search(renderer, engine, group, made, prefix)
-                    else:
-                        yield made
+        for group in _groups(renderer):
+            for planned in expand(group, engine, datasets, prefix, wanted):
+                made = planned if isinstance(planned, OmittedCell) else renderer.render(planned)
+                if group.search and isinstance(made, SuiteCell):
+                    yield _search(renderer, engine, group, made, prefix)
+                else:
+                    yield made
+
+
+def _groups(renderer: Renderer) -> list[Group]:
+    """Return the suite's groups for this model, of the kinds of benchmarks that the run is for."""
+    kinds, model = renderer.overrides.kinds, str(renderer.instance["model"])
+    return [group for group in renderer.suite.groups if group.kind in kinds and group.measures(model)]
 
 
 def _search(
