@@ -17,7 +17,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.
     judge_pairs,
     loss_interval,
     mcnemar_worse,
-    wilson,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.pairing import (
     AccuracyError,
@@ -289,15 +288,3 @@ def test_tolerances_of_no_use(tolerance: float) -> None:
 def test_nothing_answered_is_no_verdict() -> None:
     with pytest.raises(AccuracyError, match="No item was answered"):
         judge_pair(pair(outcomes("xx"), outcomes("11")))
-
-
-@pytest.mark.parametrize(
-    ("right", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (1194, 1319, 0.8882, 0.9199)]
-)
-def test_wilson(right: int, n: int, low: float, high: float) -> None:
-    assert wilson(right, n) == (pytest.approx(low, abs=5e-4), pytest.approx(high, abs=5e-4))
-
-
-def test_a_score_of_nothing_has_no_interval() -> None:
-    with pytest.raises(ValueError, match="at least one item"):
-        wilson(0, 0)

@@ -23,7 +23,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measureme
     keeps,
     next_probe,
     read_probe,
-    wilson,
 )
 
 Measure = Callable[[float], Probe]
@@ -190,16 +189,6 @@ def test_luck_beyond_the_knee_does_not_count() -> None:
     rules = SearchRules("concurrency", 4)
     history = [Probe(4, 1000, 0), Probe(8, 0, 1000), Probe(16, 1000, 0)]
     assert next_probe(history, rules) == 6
-
-
-# Newcombe, Two-sided confidence intervals for the single proportion, Statistics in Medicine 17, 1998, table I.
-@pytest.mark.parametrize(
-    ("kept", "decided", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)],
-)
-def test_wilsons_interval_is_the_published_one(kept: int, decided: int, low: float, high: float) -> None:
-    assert wilson(kept, decided) == pytest.approx((low, high), abs=5e-5)
-    assert wilson(0, 0) == (0.0, 1.0)
 
 
 def test_few_requests_are_never_sure() -> None:

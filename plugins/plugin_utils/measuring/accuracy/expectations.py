@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .paired import wilson
+from ..statistics.wilson import wilson
 
 BELOW, WITHIN, ABOVE = "below", "within", "above"
 _KEY = {

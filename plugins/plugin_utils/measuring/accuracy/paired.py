@@ -3,7 +3,7 @@
 
 Both releases answer the same items, so only those count which one of them has right and the other wrong. That sees a
 loss of two points with a quarter of the items that two percentages need. Sources: McNemar, Psychometrika 12 (1947)
-153; Tango, Statistics in Medicine 17 (1998) 891; Connor, Biometrics 43 (1987) 207; Wilson, JASA 22 (1927) 209.
+153; Tango, Statistics in Medicine 17 (1998) 891; Connor, Biometrics 43 (1987) 207.
 """
 
 from __future__ import annotations
@@ -182,14 +182,3 @@ def items_needed(loss: float, flips: float, level: float = LEVEL) -> int:
     z = NormalDist().inv_cdf(1 - level)
     root = z * math.sqrt(changed) + _Z_POWER * math.sqrt(max(0.0, changed - loss**2))
     return math.ceil((root / loss) ** 2)
-
-
-def wilson(right: int, n: int) -> tuple[float, float]:
-    """Return Wilson's interval of 95 % of one run's score, as shares. Raise ValueError without an item."""
-    if n <= 0:
-        raise ValueError("a score needs at least one item")
-    z = NormalDist().inv_cdf(0.975)
-    share, weight = right / n, z * z / n
-    middle = (share + weight / 2) / (1 + weight)
-    half = z / (1 + weight) * math.sqrt(share * (1 - share) / n + weight / (4 * n))
-    return max(0.0, middle - half), min(1.0, middle + half)

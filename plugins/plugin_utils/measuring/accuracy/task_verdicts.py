@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..measurement.rows import MOST_FAILED
+from ..statistics.wilson import wilson
 from .expectations import ExpectationNote, ScoreKey, compare
-from .paired import FAIL, PairedVerdict, judge_pairs, wilson
+from .paired import FAIL, PairedVerdict, judge_pairs
 from .pairing import AccuracyError, PairedCounts, pair
 from .results import DeploymentRun, TaskRun
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...base.text import plural
+from ..statistics.wilson import wilson
 from .judge import DeploymentVerdict
 from .nll import OK
-from .paired import wilson
 from .task_verdicts import TaskVerdict
 
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..statistics.wilson import wilson
 from .goodput import LatencyLimits, kept_and_missed
 from .requests import LoadPoint, Requests
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LEVEL = 0.95
 OFFERED = 0.95
 """Share of a rate below which the client did not send it."""
 BATCHES = 10
@@ -153,17 +153,6 @@ def keeps(probe: Probe, rules: SearchRules) -> bool:
     """Return whether a probe kept the SLO: no request failed, the client sent the load, and enough requests kept it."""
     fair = not probe.failed and probe.offered and probe.decided > 0
     return fair and probe.kept / probe.decided >= rules.share
-
-
-def wilson(kept: float, decided: float, level: float = LEVEL) -> tuple[float, float]:
-    """Return Wilson's interval of a share; (0, 1) without a decided request."""
-    if not decided:
-        return 0.0, 1.0
-    z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
-    share, weight = kept / decided, z * z / decided
-    centre = share + weight / 2
-    half = z * math.sqrt(share * (1 - share) / decided + weight / decided / 4)
-    return max(0.0, (centre - half) / (1 + weight)), min(1.0, (centre + half) / (1 + weight))
 
 
 def _exhausted(history: Sequence[Probe], rules: SearchRules, kept: float, broken: float) -> str:
