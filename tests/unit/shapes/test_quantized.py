@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.quantized import (
     Quantization,
-    integer,
+    packed_integers,
     quantization,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.weights import (
@@ -217,7 +217,7 @@ def test_quark_may_give_layers_their_own_format() -> None:
     ],
 )
 def test_integers(bits: int, group: int, zeros: bool, expected: Scheme) -> None:
-    assert integer(bits, group, zeros) == expected
+    assert packed_integers(bits, group, zeros) == expected
 
 
 # ---- what is left as it is --------------------------------------------------------------------------

@@ -133,7 +133,9 @@ def _format(
         return Scheme("mxfp4", 4, 1, (1, 32)), ()
     if method in ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "auto-round", "inc"):
         bits = int(found.get("bits") or found.get("w_bit") or 4)
-        return integer(bits, int(found.get("group_size") or found.get("q_group_size") or 128), True), ()
+        return packed_integers(
+            bits, int(found.get("group_size") or found.get("q_group_size") or 128), True
+        ), ()
     if method == "bitsandbytes":
         if found.get("load_in_8bit"):
             return Scheme("int8 per channel", 8, 4, (1, 0)), ()
@@ -175,7 +177,7 @@ def _fp8_block(block: Sequence[int]) -> Scheme:
     return Scheme(f"fp8 in blocks of {block[0]}x{block[1]}", 8, 4, (int(block[0]), int(block[1])))
 
 
-def integer(bits: int, group: int, zeros: bool) -> Scheme:
+def packed_integers(bits: int, group: int, zeros: bool) -> Scheme:
     """Return a format of packed integers with a 16-bit scale (and zero point) per input group (-1: per output)."""
     name = f"int{bits} in groups of {group}" if group > 0 else f"int{bits} per channel"
     return Scheme(name, bits, 2, (1, max(group, 0)), bits if zeros else 0)
@@ -194,7 +196,7 @@ def _tensors(weights: Mapping[str, Any]) -> Scheme | None:
     if kind == "int" and bits == 8 and strategy != "group":
         return Scheme("int8 per channel", 8, 4, (1, 0))
     if kind == "int" and bits:
-        return integer(bits, group if strategy == "group" else -1, not weights.get("symmetric", True))
+        return packed_integers(bits, group if strategy == "group" else -1, not weights.get("symmetric", True))
     return None
 
 
@@ -219,7 +221,7 @@ def _quark_weight(weight: Any) -> Scheme | None:
     if "fp8" in dtype:
         return FP8_TENSOR if scheme == "per_tensor" else Scheme("fp8 per channel", 8, 4, (1, 0))
     if "int4" in dtype:
-        return integer(4, group or 128, not item.get("symmetric", True))
+        return packed_integers(4, group or 128, not item.get("symmetric", True))
     return Scheme("int8 per channel", 8, 4, (1, 0)) if "int8" in dtype else None
 
 
