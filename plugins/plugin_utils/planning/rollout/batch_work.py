@@ -18,7 +18,7 @@ from .turning_back import Holds
 Data = Mapping[str, Any]
 
 
-def host_work(
+def work_of_host(
     host: HostRollout, batch: Batch, trial: CanaryProgress | None, changed: Collection[str]
 ) -> Work:
     """This host's part of a batch. changed: what has changed in earlier batches."""

@@ -12,7 +12,7 @@ from ....module_utils.common.errors import Problem
 from ....module_utils.service.generations import DEPLOY, MEASUREMENTS, ROLLBACK, STOP, UPGRADE
 from ..generations.revisions import RevisionChange
 from ..plan.host_plan import FleetPlan
-from .batch_work import all_hosts, host_work, playbook_batch
+from .batch_work import all_hosts, playbook_batch, work_of_host
 from .batches import Batch, CanaryProgress, Rollout, plan_rollout
 from .deploy import awaited_hosts, operation_of, serving_changes
 from .host_rollout import HostRollout, host_members, spanning_engines
@@ -257,7 +257,7 @@ def _work(run: _Run, batch: Batch, batches: Iterable[Batch]) -> dict[str, Work]:
     """Return what each host does in a batch."""
     changed = _changed_before(batch, batches) if batch.reference else set()
     trial = run.trials.get(batch.deployment)
-    return {name: host_work(run.hosts[name], batch, trial, changed) for name in batch.hosts}
+    return {name: work_of_host(run.hosts[name], batch, trial, changed) for name in batch.hosts}
 
 
 def _changed_before(batch: Batch, batches: Iterable[Batch]) -> set[str]:
