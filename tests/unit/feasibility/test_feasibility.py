@@ -15,11 +15,13 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.en
     EngineConfig,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.feasibility import feasibility
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.feasibility.engine_arguments import (
+    engine_of,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.feasibility.feasibility import (
     Feasibility,
     KnownModel,
     check_feasibility,
-    engine_of,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.tune import TargetGpu, tune
 

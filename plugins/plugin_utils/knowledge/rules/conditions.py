@@ -61,7 +61,7 @@ def read_map(value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     return value if isinstance(value, Mapping) else None
 

@@ -7,11 +7,14 @@ map with that level. A value that the release refuses stays as it is, for the ch
 
 from __future__ import annotations
 
+import re
+
 from .flag_values import Value, convert
 from .flags import Flag, FlagTable, spellings
 
 LEVEL = "O"
 _LEVELED = ("level|literal", "level|config")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _WORDS = {"true": True, "false": False}
 
 
@@ -55,6 +58,6 @@ def _level(table: FlagTable, value: Value) -> tuple[str, Value]:
     history = [(entry["since"], entry["meaning"]) for entry in table.parser["short_o"]]
     meaning = table.line.value(history, table.release.index, "compilation-config.level")
     name, _dot, key = str(meaning).partition(".")
-    number = int(value) if isinstance(value, str) and value.isdigit() else value
+    number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
     found: Value = {key: number} if key else number
     return f"--{name}", found

@@ -42,12 +42,15 @@ def size(text: str) -> int:
         return _integer(text)
     number, suffix = found.groups()
     if suffix in _DECIMAL:
-        return int(float(number) * _DECIMAL[suffix])
+        try:
+            return int(float(number) * _DECIMAL[suffix])
+        except OverflowError:
+            raise ValueError(f"{text!r} is too large") from None
     if "." in number:
         raise ValueError(
             f"{text!r} has decimals before the binary suffix {suffix}; write {number}{suffix.lower()}"
         )
-    return int(number) * _BINARY[suffix]
+    return _integer(number) * _BINARY[suffix]
 
 
 def _integer(text: str) -> int:
@@ -71,7 +74,7 @@ def _size_or_auto(text: str) -> int:
 def _json(text: str) -> Value:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"{text!r} is not JSON") from None
 
 
@@ -102,7 +105,7 @@ def _adapter(text: str) -> Value:
         return text
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, Mapping) or not {"name", "path"} <= set(value):
         raise ValueError(f"{text!r} is neither name=path nor JSON with name and path")
@@ -126,7 +129,7 @@ def _level_or(parse: Any) -> Any:
 def _literal(text: str) -> Value:
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # it may raise any of these
         raise ValueError(
             f"{text!r} is not a Python literal; this release does not read JSON's true or null"
         ) from None

@@ -127,7 +127,7 @@ def _graphs(tuned: TunedSettings) -> str:
     if isinstance(given, str):
         try:
             given = json.loads(given)
-        except ValueError:
+        except (ValueError, RecursionError):
             return ""
     return str(given.get("cudagraph_mode", "")).upper() if isinstance(given, Mapping) else ""
 

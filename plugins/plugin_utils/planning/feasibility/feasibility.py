@@ -16,23 +16,17 @@ from ...knowledge.shapes.shape import ModelShape, model_shape
 from ...knowledge.sizing.decode import DecodeStep, decode_step
 from ...knowledge.sizing.estimates import MeasuredStart
 from ...knowledge.sizing.fit import CATALOGUE, EngineConfig, Fit, fit, refusals
-from ...knowledge.sizing.kv_cache import CacheRules
 from ...knowledge.vllm.attention_backends import Claim
-from ...knowledge.vllm.flag_values import Value, size
 from ..desired.actions import size as size_text
 from ..desired.deployment import Deployment
 from ..tuning.tune import OTHER_PLATFORMS, TargetGpu, TunedSettings
 from . import attention
 from .checkpoint_refusals import checkpoint_refusals
 from .drafts import Draft, draft_notes, with_draft
+from .engine_arguments import UnreadableArgument, engine_of, longest_sequence
 from .engine_refusals import engine_refusals
 from .memory_messages import FEW_REQUESTS, doubled_batch, partition_too_small, too_large, unsure
 from .statements import StatementContext, quote_statements
-
-GIB = 1 << 30
-AUTO = ("auto", -1)
-CPU_BLOCK = 128
-"""The block size of vLLM's CPU build; vllm/platforms/cpu.py."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +99,8 @@ def check_feasibility(
         return Feasibility(None, problems, (*warnings, text), tuned.recommended)
     try:
         judged = _judged(deployment, machine, software, tuned, model, knowledge)
+    except UnreadableArgument as error:
+        return Feasibility(None, problems, (*warnings, f"{what}: {error}"), tuned.recommended)
     except (ArithmeticError, LookupError, TypeError) as error:
         text = (
             f"{what}: no size follows from the values of its config.json, which is {model.origin or 'given'} "
@@ -201,109 +197,16 @@ def _step(
     return decode_step(shape, engine, machine.peak)
 
 
-def engine_of(
-    deployment: Deployment,
-    machine: TargetGpu,
-    software: ImageFacts,
-    tuned: TunedSettings,
-    knowledge: Knowledge,
-) -> EngineConfig:
-    """How vLLM is told to run it: the decided flags, and for the rest what the release does by itself."""
-
-    small: Mapping[str, Value] = next(
-        (
-            step
-            for step in knowledge.rules("engine", tuned.release)["batch_by_memory"]
-            if machine.memory_bytes < step["below_gib"] * GIB and software.platform not in OTHER_PLATFORMS
-        ),
-        {},
-    )
-
-    def value(name: str) -> Value:
-        flag = "--" + name.replace("_", "-")
-        given = tuned.args.get(flag)
-        if given is not None:
-            return given
-        found = small.get(name, knowledge.default(name, tuned.release))
-        known = tuned.table.flags.get(flag)
-        return found if found is not None or known is None else known.default
-
-    length = _length(tuned, None)
-    v1 = tuned.context.engine == "V1"  # the defaults of releases that have both are V1's
-    sequences = _number(value("max_num_seqs") if v1 else tuned.args.get("--max-num-seqs"), 256)
-    tokens = value("max_num_batched_tokens") if v1 else tuned.args.get("--max-num-batched-tokens")
-    scheduling = value("async_scheduling")
-    platform = "cpu" if software.platform in OTHER_PLATFORMS else "rocm"
-    usual = CPU_BLOCK if platform == "cpu" else value("block_size")
-    reserved = tuned.args.get("--kv-cache-memory-bytes")
-    kv_bytes = None if reserved is None else size(str(reserved))
-    if platform == "cpu" and kv_bytes is None:
-        kv_bytes = int(float(tuned.env.get("VLLM_CPU_KVCACHE_SPACE") or 4) * GIB)
-    quantization = tuned.args.get("--quantization")
-    chunked = tuned.args.get("--enable-chunked-prefill")
-    blocks = tuned.args.get("--num-gpu-blocks-override")
-    return EngineConfig(
-        rules=CacheRules.of(knowledge.rules("kv_cache", tuned.release)),
-        memory_bytes=machine.memory_bytes,
-        gpu_memory_utilization=float(value("gpu_memory_utilization") or 0.9),
-        tp=deployment.tensor_parallel_size,
-        pp=deployment.pipeline_parallel_size,
-        dp=deployment.data_parallel_size,
-        expert_parallel=bool(tuned.args.get("--enable-expert-parallel")),
-        dcp=_number(tuned.args.get("--decode-context-parallel-size"), 1),
-        max_model_len=length,
-        max_num_seqs=sequences,
-        max_num_batched_tokens=_number(tokens, max(2048, sequences)),
-        v1=v1,
-        chunked_prefill=None if chunked is None else bool(chunked),
-        block_size=_number(tuned.args.get("--block-size", usual), 16),
-        dtype=str(tuned.args.get("--dtype", "auto")),
-        kv_cache_dtype=str(tuned.args.get("--kv-cache-dtype", "auto")),
-        quantization=None if quantization is None else str(quantization),
-        async_scheduling=scheduling is True
-        or (scheduling == "auto" and deployment.pipeline_parallel_size == 1),
-        hybrid_kv_cache=not tuned.args.get("--disable-hybrid-kv-cache-manager", False),
-        prefix_caching=value("enable_prefix_caching") is not False,
-        quick_reduce_bytes=_quick_reduce(tuned) if platform == "rocm" else 0,
-        enforce_eager=bool(tuned.args.get("--enforce-eager")),
-        kv_cache_memory_bytes=kv_bytes,
-        num_gpu_blocks_override=None if blocks in (None, "", "None") else int(blocks),
-        platform=platform,
-    )
-
-
-def _length(tuned: TunedSettings, shape: ModelShape | None) -> int | None:
-    """The longest sequence: the given one, or the model's; None where neither is known."""
-    given = tuned.args.get("--max-model-len")
-    if isinstance(given, str):
-        given = None if given in AUTO else size(given)
-    if given is None or given in AUTO:
-        return (shape.context or None) if shape else None
-    return int(given)
-
-
 def _longest(tuned: TunedSettings, model: KnownModel, knowledge: Knowledge) -> int | None:
     """The longest sequence as far as it is known, whatever the config.json holds."""
     try:
         config = model.config
         shape = model_shape(config, knowledge.families, model.files) if config else None
-        return _length(tuned, shape)
+        return longest_sequence(tuned, shape)
+    except UnreadableArgument:
+        return None
     except (ArithmeticError, LookupError, TypeError):
-        return _length(tuned, None)
-
-
-def _quick_reduce(tuned: TunedSettings) -> int:
-    """Return the largest message that Quick Reduce has buffers for; 0 if it is off."""
-    if tuned.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "NONE") == "NONE":
-        return 0
-    given = tuned.env.get("VLLM_ROCM_QUICK_REDUCE_MAX_SIZE_BYTES_MB", "")
-    return int(given) << 20 if given.isdigit() else 2 * GIB
-
-
-def _number(value: Value, default: int) -> int:
-    if isinstance(value, str):
-        return size(value)
-    return value if isinstance(value, int) and value > 0 else default
+        return longest_sequence(tuned, None)
 
 
 def _image(

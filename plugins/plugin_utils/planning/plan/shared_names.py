@@ -175,7 +175,7 @@ def _adapter(word: str) -> str:
 
 def _short(value: str) -> str:
     """Return a value as it is shown: digits in groups, a long text by its start and its hash."""
-    if value.isdecimal():
+    if value.isdecimal() and len(value) <= LONGEST:
         return f"{int(value):,}"
     text = " ".join(value.split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}… ({text_hash(value)[:8]})"

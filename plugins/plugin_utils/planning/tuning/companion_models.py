@@ -109,7 +109,7 @@ def draft_of(deployment: Deployment) -> tuple[ModelRepository, int | None] | Non
     if draft is None or draft.repo == deployment.model:
         return None
     size = str(_speculation(deployment).get("draft_tensor_parallel_size"))
-    return draft, int(size) if size.isdigit() and int(size) > 0 else None
+    return draft, int(size) if re.fullmatch("[1-9][0-9]{0,8}", size) else None
 
 
 def drafts_for_itself(deployment: Deployment) -> bool:

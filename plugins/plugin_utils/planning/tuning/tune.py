@@ -324,7 +324,7 @@ class SettingsResolver:
         low, high, meaning = RANGES.get(name, (None, None, ""))
         if low is None or isinstance(value, bool) or not isinstance(value, (int, float)):
             return
-        if value < low or (high is not None and value > high):
+        if not (low <= value and (high is None or value <= high)):  # as nan is neither below nor above
             hint = f" Did you mean {value / 100:g}?" if high == 1.0 and 1 < value <= 100 else ""
             self.problems.append(Problem(path, f"{value} is out of range.", f"It is {meaning}.{hint}"))
 
