@@ -17,10 +17,7 @@ LINES, DEPTH = 60, 4
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match, ast.AsyncFor, ast.AsyncWith)
 LONG = {
-    "action/fleet_plan.py work": "becomes the list of the passes of a run",
     "plugin_utils/planning/observed/node_state.py from_json": "a line a field, read for every host of a run",
-    "plugin_utils/planning/plan/plan.py plan_fleet": "becomes the list of the passes of a run",
-    "plugin_utils/planning/rollout_run/todo.py todo_hosts": "becomes the list of the passes of a run",
 }
 """Functions that may be longer, and why."""
 
