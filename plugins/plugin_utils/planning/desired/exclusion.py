@@ -11,6 +11,7 @@ from ....module_utils.service.generations import DEPLOY, STOP
 from ..observed.gpu_health import quarantine_reason
 from ..observed.node_state import NodeState
 from .actions import DEBIAN
+from .deployment import Deployment
 from .fleet import Fleet, Host
 
 PARTS = {
@@ -62,11 +63,16 @@ def short_of_gpus(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
     named = {name for problem in problems for name in problem.hosts}
     for hosts in fleet.spans.values():  # the problem may name another host of the group
         named.update(hosts if hosts and named & set(hosts) else ())
+    concerned = [host for host in fleet.hosts if host.state and host.name in named]
+    kinds, most = _Kinds(), dict[int, int]()
+    for host in fleet.hosts if concerned else ():
+        if host.state:
+            kind = kinds.number(host.deployments)
+            most[kind] = max(most.get(kind, 0), len(host.state.gpus))
     found = {}
-    for host in fleet.hosts:
-        if not host.state or host.name not in named:
-            continue
-        there, wanted = len(host.state.gpus), _wanted_gpus(host, fleet)
+    for host in concerned:
+        there = len(host.state.gpus) if host.state else 0
+        wanted = host.settings.gpu_count or most[kinds.number(host.deployments)]
         if there < wanted:
             found[host.name] = (
                 f"the driver shows {there} of its {wanted} GPUs, too few for its deployments. Look for the others with "
@@ -85,14 +91,19 @@ def unlike_others(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
     for problem in problems:
         for name in problem.hosts:
             found.setdefault(name, []).append(problem)
-    fine = [
-        (host.deployments, host.settings) for host in fleet.hosts if host.state and host.name not in found
-    ]
+    if not found:
+        return {}
+    kinds = _Kinds()
+    fine = {
+        (kinds.number(host.deployments), host.settings)
+        for host in fleet.hosts
+        if host.state and host.name not in found
+    }
     return {
         host.name: reason(found[host.name])
         for host in fleet.hosts
         if host.name in found
-        and (host.deployments, host.settings) in fine
+        and (kinds.number(host.deployments), host.settings) in fine
         and not (host.settings.memory is None and any(item.path == MEMORY for item in found[host.name]))
     }
 
@@ -102,11 +113,22 @@ def reason(problems: Iterable[Problem]) -> str:
     return " ".join(replace(problem, hosts=()).text() for problem in problems)
 
 
-def _wanted_gpus(host: Host, fleet: Fleet) -> int:
-    if host.settings.gpu_count:
-        return host.settings.gpu_count
-    peers = (item for item in fleet.hosts if item.state and item.deployments == host.deployments)
-    return max((len(item.state.gpus) for item in peers if item.state), default=0)
+class _Kinds:
+    """Numbers of equal deployments. These may hold maps, so they are no keys; most hosts of a kind share them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._named: dict[tuple[str, ...], list[tuple[tuple[Deployment, ...], int]]] = {}
+
+    def number(self, deployments: tuple[Deployment, ...]) -> int:
+        """Return the same number for equal deployments."""
+        same = tuple(map(id, deployments))
+        if same not in self._numbers:
+            there = self._named.setdefault(tuple(item.name for item in deployments), [])
+            known = next((number for one, number in there if one == deployments), None)
+            self._numbers[same] = len(self._numbers) if known is None else known
+            there += [(deployments, self._numbers[same])] if known is None else []
+        return self._numbers[same]
 
 
 def _unread(state: NodeState, parts: Iterable[str]) -> str:

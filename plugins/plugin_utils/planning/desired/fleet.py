@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import Any
@@ -72,7 +72,8 @@ class Fleet:
     def without(self, reasons: Mapping[str, str]) -> Fleet:
         """Return the fleet with these hosts excluded."""
         hosts = tuple(host for host in self.hosts if host.name not in reasons)
-        left = ((name, why) for name, why in reasons.items() if name not in dict(self.excluded))
+        known = dict(self.excluded)
+        left = ((name, why) for name, why in reasons.items() if name not in known)
         return replace(self, hosts=hosts, excluded=(*self.excluded, *left)) if reasons else self
 
 
@@ -102,7 +103,7 @@ def build_fleet(
         settings, more = inventory.settings(given.variables)
         address, odd = parse_address(given.variables, name)
         problems.extend(replace(problem, hosts=(name,)) for problem in (*found, *more, *odd))
-        selected = _selected(deployments, name, members)
+        selected = inventory.selected(deployments, name)
         for item in selected:
             if item.nodes > 1:
                 spanning.setdefault(item.name, []).append((item, name))
@@ -129,7 +130,9 @@ class _Inventory:
 
     def __init__(self, members: Mapping[str, frozenset[str]], catalog: GpuCatalog) -> None:
         self._members = members
+        self._names = set(members).union(*members.values())
         self._catalog = catalog
+        self._chosen: dict[int, Collection[str] | None] = {}
         self._deployments: dict[str, tuple[tuple[Deployment, ...], tuple[Problem, ...]]] = {}
         self._settings: dict[str, tuple[HostSettings, tuple[Problem, ...]]] = {}
 
@@ -139,8 +142,14 @@ class _Inventory:
         key = canonical(value)
         if key not in self._deployments:
             deployments, found = parse_deployments(value if "vllm_deployments" in variables else [])
-            self._deployments[key] = deployments, (*found, *_unknown_hosts(deployments, self._members))
+            self._deployments[key] = deployments, (*found, *_unknown_hosts(deployments, self._members, self._names))
+            self._chosen.update((id(item), _chosen(item, self._members)) for item in deployments)
         return self._deployments[key]
+
+    def selected(self, deployments: Iterable[Deployment], host: str) -> tuple[Deployment, ...]:
+        """Return those of deployments() that are for a host, in natural order of their names."""
+        mine = (item for item in deployments if _selects(self._chosen[id(item)], host))
+        return tuple(sorted(mine, key=lambda item: natural(item.name)))
 
     def settings(self, variables: Mapping[str, Any]) -> tuple[HostSettings, tuple[Problem, ...]]:
         """Return the settings of a host, and the problems of them."""
@@ -150,14 +159,6 @@ class _Inventory:
         if key not in self._settings:
             self._settings[key] = parse_settings(rest, self._catalog)
         return self._settings[key]
-
-
-def _selected(
-    deployments: Iterable[Deployment], host: str, members: Mapping[str, frozenset[str]]
-) -> tuple[Deployment, ...]:
-    """Return the deployments of a host, in natural order of their names."""
-    selected = (item for item in deployments if _selects(item, host, members))
-    return tuple(sorted(selected, key=lambda item: natural(item.name)))
 
 
 def _state(given: HostInput, settings: HostSettings) -> NodeState | None:
@@ -198,29 +199,35 @@ def _span(
     They are those of this run and those that the deployment names, as --limit omits hosts.
     """
     here = {name for _unused, name in found}
+    chosen = [_chosen(item, members) for item in {id(item): item for item, _unused in found}.values()]
     others = members.get("instinct", frozenset()) - set(inputs)
-    if any(item.hosts is None for item, _unused in found):
+    if None in chosen:
         return None if others else tuple(sorted(here, key=natural))
-    named = (name for name in others if any(_selects(item, name, members) for item, _unused in found))
+    named = (name for name in others if any(_selects(names, name) for names in chosen))
     return tuple(sorted((*here, *named), key=natural))
 
 
-def _selects(deployment: Deployment, host: str, members: Mapping[str, frozenset[str]]) -> bool:
+def _chosen(deployment: Deployment, members: Mapping[str, frozenset[str]]) -> Collection[str] | None:
+    """Return the hosts that a deployment names, by themselves or by their groups; None for all."""
     if deployment.hosts is None:
-        return True
-    return any(name == host or host in members.get(name, ()) for name in deployment.hosts)
+        return None
+    return frozenset(deployment.hosts).union(*(members.get(name, ()) for name in deployment.hosts))
+
+
+def _selects(chosen: Collection[str] | None, host: str) -> bool:
+    return chosen is None or host in chosen
 
 
 def _unknown_hosts(
-    deployments: Iterable[Deployment], members: Mapping[str, frozenset[str]]
+    deployments: Iterable[Deployment], members: Mapping[str, frozenset[str]], known: Collection[str]
 ) -> Iterable[Problem]:
-    known = set(members).union(*members.values())
+    """Yield what deployments name and the inventory lacks. known: all its groups and hosts."""
     fleet = members.get("instinct", frozenset())
     for deployment in deployments:
         for index, name in enumerate(deployment.hosts or ()):
             path = (*deployment.path, "hosts", index)
             if name not in known:
-                near = suggest(name, known - {"all", "ungrouped"})
+                near = suggest(name, {*known} - {"all", "ungrouped"})
                 yield Problem(path, f"there is no host or group {name!r} in the inventory.", near)
             elif name not in members and name not in fleet:
                 fix = "Put the host into that group, or remove it here."

@@ -121,11 +121,11 @@ def choose_sources(
     possible = composed | {name for name, source in sources.items() if source.kind == HELD}
     here = frozenset(host.name for host in fleet.hosts)
     others = {name: sources[name] for name in names if name not in composed}
+    absent = fleet.absent
+    spans = {name: frozenset(found) if found else None for name, found in fleet.spans.items()}
     for host in fleet.hosts:
         stored = _select_stored(host, others)
-        hosts[host.name], found = _drop_incomplete_engines(
-            host, stored, others, here, fleet.absent, fleet.spans
-        )
+        hosts[host.name], found = _drop_incomplete_engines(host, stored, others, here, absent, spans)
         problems += found
         left = _restricted(host, composed)
         candidates.append(_restricted(host, possible))
@@ -302,7 +302,7 @@ def _drop_incomplete_engines(
     sources: Mapping[str, DeploymentSource],
     here: frozenset[str],
     absent: Mapping[str, str],
-    spans: Mapping[str, tuple[str, ...] | None],
+    spans: Mapping[str, Collection[str] | None],
 ) -> tuple[StoredSelection, list[Problem]]:
     """Leave servers unchanged if their engine spans hosts and one of these is not in this run.
 
@@ -318,8 +318,8 @@ def _drop_incomplete_engines(
         hosts = next(item.member.hosts for item in alone if item.deployment_name == name)
         gone = [item for item in hosts if item not in here]
         what = f"{name} spans {', '.join(hosts)}, and this run lacks {', '.join(gone)}"
-        known = {*absent, *(item for item in gone if item not in (spans.get(name) or gone))}
-        if sources[name].kind == ROLLED_BACK and not known >= set(gone):
+        lacking = [item for item in gone if item not in absent and item in (spans.get(name) or gone)]
+        if sources[name].kind == ROLLED_BACK and lacking:
             problems.append(Problem((), f"{what}.", "Add them to --limit.", (host.name,)))
         else:
             warnings.append(f"deployment {what}; it is left as it is")

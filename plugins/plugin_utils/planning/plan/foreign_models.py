@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache, partial
 
 from ..desired.fleet import Fleet
 from ..endpoint.plan import EndpointInputs
@@ -35,6 +36,7 @@ def foreign_model_names(
             owners.setdefault(name, set()).add(deployment.name)
     known = set().union(*owners.values())
     claims: dict[str, dict[str, str]] = {}
+    together = cache(partial(held_together, fleet))
     for stages in planned:
         for item in stages.serve.instances:
             # One that works for another server is never asked.
@@ -48,7 +50,7 @@ def foreign_model_names(
                 known_to_ask = ((stages.host.name, item.name), model) in asked
                 if made.deployment in others or known_to_ask:
                     continue
-                if not any(held_together(fleet, made.deployment, other) for other in others):
+                if not any(together(made.deployment, other) for other in others):
                     claims.setdefault(made.deployment, {})[stages.host.name] = model
     return {
         host: f"by its record {name} serves the model {model}, which the inventory gives to another deployment. Delete "
