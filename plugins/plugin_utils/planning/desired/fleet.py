@@ -142,7 +142,10 @@ class _Inventory:
         key = canonical(value)
         if key not in self._deployments:
             deployments, found = parse_deployments(value if "vllm_deployments" in variables else [])
-            self._deployments[key] = deployments, (*found, *_unknown_hosts(deployments, self._members, self._names))
+            self._deployments[key] = (
+                deployments,
+                (*found, *_unknown_hosts(deployments, self._members, self._names)),
+            )
             self._chosen.update((id(item), _chosen(item, self._members)) for item in deployments)
         return self._deployments[key]
 

@@ -58,10 +58,12 @@ def _drains(change: BalancerChange) -> Iterator[Action]:
     for name in change.drain:
         yield Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments")
     reason = "the host left the inventory; running requests finish before the load balancer forgets it"
-    leaving = [server for server in change.gone.values() if server.host not in change.fleet]
-    for host in dict.fromkeys(server.host for server in leaving):
-        count = _count(server for server in leaving if server.host == host)
-        target = f"{plural(count, 'instance')} of {host}"
+    leaving: dict[str, list[BackendServer]] = {}
+    for server in change.gone.values():
+        if server.host not in change.fleet:
+            leaving.setdefault(server.host, []).append(server)
+    for host, servers in leaving.items():
+        target = f"{plural(_count(servers), 'instance')} of {host}"
         yield Action("drain", ROLE, target, "in service", "drained", reason, "the group instinct")
     reason = "its instance is reached by another server; running requests finish before the load balancer forgets it"
     for name, server in change.gone.items():

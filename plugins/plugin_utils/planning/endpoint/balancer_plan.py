@@ -93,14 +93,33 @@ class BalancerPlan:
         drained = self.host.observed.drained if self.host.observed else {}
         return self.instances(name for name, entry in drained.items() if entry.get("by") == OPERATOR)
 
+    @cached_property
+    def left_by(self) -> Mapping[Instance, Collection[str]]:
+        """Return the commands of the runs that are over and left an instance drained, by the instance."""
+        drained = self.host.observed.drained if self.host.observed else {}
+        found: dict[Instance, set[str]] = {}
+        for name in self.left:
+            if name in drained and name in self.present:
+                command = str(drained[name].get("command") or "")
+                found.setdefault(self.present[name].of, set()).add(command)
+        return found
+
     def instances(self, servers: Iterable[str]) -> frozenset[Instance]:
         """Return the instances of some servers of its present configuration."""
         return frozenset(self.present[name].of for name in servers if name in self.present)
 
-    @property
-    def to_drain(self) -> tuple[str, ...]:
+    @cached_property
+    def to_drain(self) -> Collection[str]:
         """Return the servers to drain before instances stop."""
-        return tuple(dict.fromkeys(name for some in self.drain.values() for name in some))
+        return dict.fromkeys(name for some in self.drain.values() for name in some)
+
+    @cached_property
+    def _drained_on(self) -> Mapping[str, Sequence[str]]:
+        return _by_host(self.drain)
+
+    @cached_property
+    def _served_on(self) -> Mapping[str, Sequence[str]]:
+        return _by_host(self.servers)
 
     def leaving(self, host: str, instances: Collection[str]) -> list[str]:
         """Return the servers as which these instances of a host get requests, as they are called during the change."""
@@ -142,10 +161,10 @@ class BalancerPlan:
 
         without: names of instances whose servers are left out.
         """
-        touched = [name for host, name in self.drain if host == gpu_host and name not in without]
+        touched = [name for name in self._drained_on.get(gpu_host, ()) if name not in without]
         drain = self.leaving(gpu_host, touched)
         # And what gets the port of one that goes.
-        takers = [name for host, name in self.servers if host == gpu_host and name not in without]
+        takers = [name for name in self._served_on.get(gpu_host, ()) if name not in without]
         taken = [name for name in self.entering(gpu_host, takers) if name in drain]
         return {"drain": drain, "undrain": list(dict.fromkeys([*self.entering(gpu_host, touched), *taken]))}
 
@@ -194,6 +213,14 @@ class BalancerPlan:
             "gone": list(self.gone),
             "warnings": list(self.warnings),
         }
+
+
+def _by_host(instances: Iterable[Instance]) -> dict[str, list[str]]:
+    """Return the names of instances, by host."""
+    found: dict[str, list[str]] = {}
+    for host, name in instances:
+        found.setdefault(host, []).append(name)
+    return found
 
 
 def server_names(

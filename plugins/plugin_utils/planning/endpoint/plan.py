@@ -206,14 +206,15 @@ def _plan(
     pairs = [item for some in names.values() for item in some]
     stay, back = {item.during for item in pairs if item.after}, {item.during: item.after for item in pairs}
     left = tuple(name for name in abandoned if name in stay)
-    gone = gone_servers(names_of(during), servers, gpu_hosts, endpoint.fleet, observed)
+    all_during = names_of(during)
+    gone = gone_servers(all_during, servers, gpu_hosts, endpoint.fleet, observed)
     change = BalancerChange(
         host=host,
         backends=backends,
         files=wanted_files(files, host.settings, material, assets.instance_key),
         drain=[item.during for item in pairs if item.before and item.during in drain],
         left=left,
-        gone={name: names_of(during)[name] for name in gone if observed and name not in observed.drained},
+        gone={name: all_during[name] for name in gone if observed and name not in observed.drained},
         fleet=endpoint.fleet,
     )
     planned = BalancerPlan(

@@ -110,7 +110,7 @@ def _batch(number: int, turns: Sequence[ScheduledGroups], members: Sequence[Roll
     if not turn.canary:
         return Batch(number, turn.deployment, turn.groups)
     (group,) = turn.groups
-    reference = _reference(group, members)
+    reference = _reference(group, _references(members))
     if reference:
         shifted = shifts(members)
         changed = any(
@@ -152,13 +152,14 @@ def _ordered(
         return any(item.left for item in group.members) and not group.engines_lost
 
     fewer = {group.key: _gives_up([group], capacity) for group in groups}
+    beside = _references(members)
 
     def suits(group: ChangeGroup) -> tuple[bool, bool, bool, bool, int, bool, bool]:
         """Rank groups as canaries, the best last: interrupted ones, replacements, in service, with a reference."""
         mine = not trial.judged and any(item.id == trial.canary for item in group.members)
         serves = any(item.in_service for item in group.members)
-        beside = _reference(group, members) is not None
-        return not group.after, mine, left(group), not fewer[group.key], -group.rank, serves, beside
+        referred = _reference(group, beside) is not None
+        return not group.after, mine, left(group), not fewer[group.key], -group.rank, serves, referred
 
     canary = max(groups, key=suits)  # of equal ones, the first
     turns: dict[tuple[str, ...], int] = {}
@@ -176,20 +177,22 @@ def _canary_instance(group: ChangeGroup) -> RolloutInstance | None:
     return max(able, key=lambda item: item.in_service, default=None)
 
 
-def _reference(group: ChangeGroup, members: Sequence[RolloutInstance]) -> RolloutInstance | None:
+References = Mapping[tuple[str, str], Sequence[RolloutInstance]]
+"""The instances that answer requests, by host and deployment."""
+
+
+def _references(members: Iterable[RolloutInstance]) -> References:
+    found: dict[tuple[str, str], list[RolloutInstance]] = {}
+    for item in members:
+        if item.in_service and not item.headless and not item.starts:
+            found.setdefault((item.host, item.deployment), []).append(item)
+    return found
+
+
+def _reference(group: ChangeGroup, references: References) -> RolloutInstance | None:
     """Return an unchanged instance of the same deployment on the canary's host, or None."""
     measured, inside = _canary_instance(group), {item.id for item in group.members}
     if measured is None:
         return None
-    return next(
-        (
-            item
-            for item in members
-            if (item.host, item.deployment) == (measured.host, measured.deployment)
-            and item.id not in inside
-            and item.in_service
-            and not item.headless
-            and not item.starts
-        ),
-        None,
-    )
+    there = references.get((measured.host, measured.deployment), ())
+    return next((item for item in there if item.id not in inside), None)

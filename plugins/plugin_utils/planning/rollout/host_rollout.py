@@ -28,12 +28,12 @@ class HostRollout:
         revisions: Mapping[str, RevisionChange],
         balancers: Sequence[BalancerPlan],
         earlier: Mapping[str, int] | None = None,
-        here: Collection[str] = (),
+        here: frozenset[str] = frozenset(),
     ) -> None:
         """earlier: the generation to which each deployment goes back. here: the hosts of the run."""
         self.plan = plan
         self.earlier = earlier or {}
-        self.here = frozenset(here)
+        self.here = here
         self.revisions = {name: revision.hosts.get(plan.host.name) for name, revision in revisions.items()}
         self.name = plan.host.name
         self.balancers = balancers

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ...base.text import plural
 from ..desired.actions import ALIVE
@@ -53,13 +52,9 @@ def with_head(members: Iterable[RolloutInstance]) -> tuple[RolloutInstance, ...]
 def interrupted(host: str, name: str, operation: str, balancers: Iterable[BalancerPlan]) -> bool:
     """Return whether a run of this operation that is over left an instance out of a load balancer."""
     return any(
-        (host, name)
-        in balancer.instances(
-            server
-            for server, drained in _left(balancer).items()
-            if _operation_of(drained.get("command")) == operation
-        )
+        _operation_of(command) == operation
         for balancer in balancers
+        for command in balancer.left_by.get((host, name), ())
     )
 
 
@@ -75,14 +70,9 @@ def returned_running(plan: FleetPlan, balancer: BalancerPlan) -> list[str]:
     return [server for server in balancer.left if instance_of(server) in alive]
 
 
-def _left(balancer: BalancerPlan) -> Mapping[str, Mapping[str, Any]]:
-    seen = balancer.host.observed
-    return {name: seen.drained[name] for name in balancer.left if name in seen.drained} if seen else {}
-
-
-def _operation_of(command: object) -> str:
+def _operation_of(command: str) -> str:
     """Return the operation of a run: benchmark.yml, or instinct.fleet.benchmark of the collection."""
-    return str(command or "").partition(" ")[0].removesuffix(".yml").rpartition(".")[2]
+    return command.partition(" ")[0].removesuffix(".yml").rpartition(".")[2]
 
 
 # ---- what a deploy measures --------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[Rollout
 def _run(plan: FleetPlan, wanted: RolloutRequest) -> _Run:
     revisions = {revision.deployment: revision for revision in plan.revisions}
     earlier = earlier_generations(revisions, [host.host for host in plan.hosts])
-    names = {host.host.name for host in plan.hosts}
+    names = frozenset(host.host.name for host in plan.hosts)
     hosts = {
         host.host.name: HostRollout(host, revisions, plan.balancers, earlier, names) for host in plan.hosts
     }

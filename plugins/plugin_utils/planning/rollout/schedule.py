@@ -28,6 +28,9 @@ class ScheduledGroups:
     left: Mapping[str, int] = field(default_factory=dict)
 
 
+NOTHING: Mapping[str, int] = {}
+
+
 class Room:
     """How many engines of each service are in service, from turn to turn."""
 
@@ -39,9 +42,12 @@ class Room:
         """Return how many engines of each service stay while these groups change; only services that lose some."""
         return {name: self.serving[name] - count for name, count in lost_together(groups).items()}
 
-    def fits(self, groups: Iterable[ChangeGroup]) -> bool:
-        """Return whether enough of each service stays."""
-        return all(left >= self.capacity[name].min_available for name, left in self.left(groups).items())
+    def fits(self, groups: Iterable[ChangeGroup], lost: Mapping[str, int] = NOTHING) -> bool:
+        """Return whether enough of each service stays. lost: engines of what fits and changes beside them."""
+        return all(
+            left - lost.get(name, 0) >= self.capacity[name].min_available
+            for name, left in self.left(groups).items()
+        )
 
     def spare(self, groups: Iterable[ChangeGroup]) -> dict[str, int]:
         """Return how many engines more of each service may be out of service while these groups change."""
@@ -119,12 +125,15 @@ class Queue:
         self, first: ChangeGroup, able: Sequence[ChangeGroup], size: int, room: Room
     ) -> list[ChangeGroup]:
         """Return the first group and those that change beside it: as many as asked for, or by default as fit."""
-        found = [first]
+        found, lost = [first], dict(first.engines_lost)
         for group in able:
             if len(found) == size:
                 break
-            if group is not first and (self.serial is not None or room.fits([*found, group])):
-                found.append(group)
+            if group is first or not (self.serial is not None or room.fits([group], lost)):
+                continue
+            found.append(group)
+            for name, count in group.engines_lost.items():
+                lost[name] = lost.get(name, 0) + count
         return found
 
 

@@ -48,13 +48,10 @@ def upgrades_by_host(
 ) -> dict[str, list[Mapping[str, Any]]]:
     """Return the last batch of each upgraded deployment, for the hosts that keep its generations."""
     last = {batch["deployment"]: batch for batch in batches if batch["operation"] == UPGRADE}
+    taking_part = {name: frozenset(batch["all_hosts"]) for name, batch in last.items()}
     return {
-        name: [
-            batch
-            for batch in last.values()
-            if name in batch["all_hosts"] and batch["deployment"] in host.keeps
-        ]
-        for name, host in hosts.items()
+        host: [batch for name, batch in last.items() if host in taking_part[name] and name in rollout.keeps]
+        for host, rollout in hosts.items()
     }
 
 
