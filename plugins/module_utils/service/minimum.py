@@ -17,6 +17,10 @@ from ..common.errors import Problem, natural
 Count = Union[int, str]
 """A number, or a share of something ("20%")."""
 
+Key = tuple[str, tuple[str, ...]]
+Name = tuple[str, str]
+"""A model name ("", name); or a deployment (name, "") that clients do not reach through load balancers."""
+
 DEFAULT_MIN_AVAILABLE: Count = "50%"
 SHOWN = 4
 """Engines out of service that a refusal names."""
@@ -40,9 +44,14 @@ class ServingEngine:
     models: tuple[str, ...] = ()
 
     @property
-    def key(self) -> tuple[str, tuple[str, ...]]:
+    def key(self) -> Key:
         """Return what is the same of the engine's entries."""
         return self.instance, self.hosts
+
+    @property
+    def names(self) -> list[Name]:
+        """Return the names for which it counts."""
+        return [("", model) for model in self.models] or [(self.deployment, "")]
 
 
 def refusals(
@@ -59,7 +68,7 @@ def refusals(
     """
     every = tuple(engines)
     short = _short(every, min_available)
-    way = _way(every, min_available, limit_also, whole_hosts)
+    way = _way(every, min_available, limit_also, whole_hosts) if short else ""
     fix = f"{way} To do it all the same, and have clients get 503: {WORD}."
     return tuple(
         Problem(
@@ -82,23 +91,67 @@ def services(engines: Iterable[ServingEngine]) -> dict[str, list[ServingEngine]]
 
     Names of the same engines are one. An engine without names counts with those of its deployment.
     """
-    by_name: dict[tuple[str, str], dict[tuple[str, tuple[str, ...]], ServingEngine]] = {}
+    return {label: list(there.values()) for label, (_unused, there) in _services(engines).items()}
+
+
+def _services(engines: Iterable[ServingEngine]) -> dict[str, tuple[Name, dict[Key, ServingEngine]]]:
+    """Return the engines of each service, with the first of its names."""
+    by_name: dict[Name, dict[Key, ServingEngine]] = {}
     for item in engines:
-        for name in [("", model) for model in item.models] or [(item.deployment, "")]:
+        for name in item.names:
             there = by_name.setdefault(name, {})
             known = there.get(item.key, item)
             there[item.key] = replace(
                 item, serves=known.serves or item.serves, taken=known.taken or item.taken, models=()
             )
-    found: dict[str, list[ServingEngine]] = {}
-    sets: set[frozenset[tuple[str, tuple[str, ...]]]] = set()
-    for (_unused, model), there in by_name.items():
-        if frozenset(there) not in sets:
-            sets.add(frozenset(there))
-            names = sorted({item.deployment for item in there.values()}, key=natural)
-            label = " and ".join(names)
-            found[label if label not in found else f"{label} ({model})"] = list(there.values())
+    found: dict[str, tuple[Name, dict[Key, ServingEngine]]] = {}
+    sets: set[frozenset[Key]] = set()
+    for name, there in by_name.items():
+        keys = frozenset(there)
+        if keys not in sets:
+            sets.add(keys)
+            label = " and ".join(sorted({item.deployment for item in there.values()}, key=natural))
+            found[label if label not in found else f"{label} ({name[1]})"] = name, there
     return found
+
+
+class Room:
+    """How many engines of each service may be taken out, counted once however many choices are tried.
+
+    lacking: what was taken leaves too few of one.
+    """
+
+    def __init__(self, engines: Iterable[ServingEngine], min_available: Count | None = None) -> None:
+        found = _services(engines)
+        self._label = {name: label for label, (name, _unused) in found.items()}
+        self._serving = {
+            label: {key for key, item in there.items() if item.serves}
+            for label, (_unused, there) in found.items()
+        }
+        self._kept = {label: minimum(len(there), min_available) for label, (_unused, there) in found.items()}
+        self.lacking = False
+
+    def fits(self, engines: Iterable[ServingEngine]) -> bool:
+        """Return whether enough stay beside what was taken, if these go as well."""
+        lost = self._lost(engines)
+        return not self.lacking and all(
+            len(self._serving[label]) - len(keys) >= self._kept[label] for label, keys in lost.items()
+        )
+
+    def take(self, engines: Sequence[ServingEngine]) -> None:
+        """Take engines out."""
+        self.lacking = not self.fits(engines)
+        for label, keys in self._lost(engines).items():
+            self._serving[label] -= keys
+
+    def _lost(self, engines: Iterable[ServingEngine]) -> dict[str, set[Key]]:
+        """Return which of these engines serve, by service; only services that lose some."""
+        found: dict[str, set[Key]] = {}
+        for item in engines:
+            for label in filter(None, map(self._label.get, item.names)):
+                if item.key in self._serving[label]:
+                    found.setdefault(label, set()).add(item.key)
+        return found
 
 
 def _short(
@@ -129,20 +182,20 @@ def _way(
 ) -> str:
     """Return which part of a refused command would be allowed: as many hosts as may go, or one engine."""
     taken = [item for item in engines if item.taken]
-
-    def allowed(some: Iterable[ServingEngine]) -> bool:
-        wanted = set(some)
-        return not _short((replace(item, taken=item in wanted) for item in engines), min_available)
-
+    on: dict[str, list[ServingEngine]] = {}
+    for item in taken:
+        for host in item.hosts:
+            on.setdefault(host, []).append(item)
+    room = Room(engines, min_available)
     hosts: list[str] = []
-    for host in sorted({host for item in taken for host in item.hosts}, key=natural):
-        more = {*hosts, host}
-        if allowed(item for item in taken if not more.isdisjoint(item.hosts)):
+    for host in sorted(on, key=natural):
+        if room.fits(on[host]):
+            room.take(on[host])
             hosts.append(host)
     if hosts:
         return f"Take fewer at a time: {_limit(hosts, limit_also)}."
     for item in () if whole_hosts else taken:
-        if item.serves and allowed([item]):
+        if item.serves and room.fits([item]):
             return f"Take fewer at a time: {_limit(item.hosts, limit_also)} -e instance={item.instance}."
     short, behind = _short(engines, min_available), services(engines)
     lost = sorted(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....module_utils.common.errors import Problem
-from ....module_utils.service.minimum import WORD, Count, ServingEngine, refusals, resolve_count
+from ....module_utils.service.minimum import WORD, Count, Room, ServingEngine, refusals, resolve_count
 from ..changes.actions import PARTITION_KINDS
 from ..desired.endpoint_settings import NOT_IN_RUN
 from ..endpoint.servers import Instance
@@ -119,13 +119,25 @@ def stop_problems(engines: Sequence[ServingEngine], stops: HostStops) -> tuple[P
 
     An engine over several hosts is out of service from the first of its hosts to the last.
     """
+    room, on = Room(engines, stops.min_available), dict[str, list[ServingEngine]]()
+    for item in engines:
+        if len(item.hosts) == 1:
+            on.setdefault(item.hosts[0], []).append(item)
+    everyone = set(stops.hosts)
+    room.take([item for item in engines if len(item.hosts) > 1 and not everyone.isdisjoint(item.hosts)])
+
+    def allowed(batch: Collection[str]) -> bool:
+        return not _without_balancers(stops, batch) and room.fits(
+            item for host in batch for item in on.get(host, ())
+        )
+
     rest, sizes = list(stops.hosts), list(stops.serial)
     while rest:
         size = max(1, int(resolve_count(sizes[0], len(stops.hosts))))
         sizes = sizes[1:] or sizes
         batch, rest = rest[:size], rest[size:]
-        problems = batch_problems(engines, stops, batch)
-        if problems and stops.variable and not any(batch_problems(engines, stops, [one]) for one in batch):
+        problems = () if allowed(batch) else batch_problems(engines, stops, batch)
+        if problems and stops.variable and all(allowed([one]) for one in batch):
             way = f"One host at a time may: -e {stops.variable}=1. To do it all the same: {WORD}."
             return tuple(replace(problem, fix=way) for problem in problems)
         if problems:
@@ -137,12 +149,13 @@ def batch_problems(
     engines: Iterable[ServingEngine], stops: HostStops, batch: Collection[str]
 ) -> tuple[Problem, ...]:
     """Return why the instances of these hosts may not stop at the same time."""
+    everyone, some = set(stops.hosts), set(batch)
     taken = [
-        replace(item, taken=not set(stops.hosts if len(item.hosts) > 1 else batch).isdisjoint(item.hosts))
+        replace(item, taken=not (everyone if len(item.hosts) > 1 else some).isdisjoint(item.hosts))
         for item in engines
     ]
     found = refusals(taken, stops.min_available, stops.limit_also, whole_hosts=True)
-    if stops.balancers and stops.balancers <= set(batch):
+    if _without_balancers(stops, batch):
         names = ", ".join(sorted(stops.balancers))
         what = f"{names}: no other load balancer answers, so no client would be served meanwhile."
         fix = (
@@ -151,3 +164,8 @@ def batch_problems(
         )
         found = (*found, Problem((), what, fix))
     return found
+
+
+def _without_balancers(stops: HostStops, batch: Collection[str]) -> bool:
+    """Return whether no load balancer would be left that runs."""
+    return bool(stops.balancers) and stops.balancers <= set(batch)
