@@ -60,9 +60,12 @@ def node_speeds(rows: Sequence[Row], verdicts: Verdicts) -> list[NodeSpeed]:
     served = [row for row in rows if row["kind"] == "serve"]
     per_row = speeds(served, verdicts)
     whole = _reasons([verdict for verdict in verdicts if verdict["scope"] == "node"])
+    by_host: dict[str, list[tuple[Row, RelativeSpeed]]] = {}
+    for row, speed in zip(served, per_row):
+        by_host.setdefault(row["host"], []).append((row, speed))
     nodes = []
-    for host in sorted({row["host"] for row in served}, key=natural):
-        own = [(row, speed) for row, speed in zip(served, per_row) if row["host"] == host]
+    for host in sorted(by_host, key=natural):
+        own = by_host[host]
         known = [speed.value for _unused, speed in own if speed.value is not None]
         instances = {row["instance"] for row, _unused in own}
         # One slow GPU of several does not make the node slow.

@@ -8,7 +8,7 @@ called when the page is rendered.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ....module_utils.common.errors import natural
@@ -145,15 +145,22 @@ def _load(rows: Sequence[Row]) -> str:
     return words(rows[0]) + (" (other instances had another load)" if len(loads) > 1 else "")
 
 
-def _label(row: Row, rows: Sequence[Row]) -> str:
-    """Return the host, with the instance if the host has several."""
-    alone = len({other["instance"] for other in rows if other["host"] == row["host"]}) == 1
-    return str(row["host"]) if alone else f"{row['host']}  {row['instance']}"
+def _labels(rows: Iterable[Row]) -> Callable[[Row], str]:
+    """Return what names a row: the host, with the instance if the host has several."""
+    instances: dict[str, set[str]] = {}
+    for row in rows:
+        instances.setdefault(row["host"], set()).add(row["instance"])
+
+    def label_of(row: Row) -> str:
+        alone = len(instances[row["host"]]) == 1
+        return str(row["host"]) if alone else f"{row['host']}  {row['instance']}"
+
+    return label_of
 
 
 def _throughput_plot(name: str, number: str, own: Pairs, hosts: Sequence[str]) -> dict[str, Any]:
     rows = [row for row, _unused in own]
-    identity = f"throughput-{number}"
+    identity, label_of = f"throughput-{number}", _labels(rows)
     if len(own) > MANY and len(own) > len(hosts):
         title = f"{name}: every instance against the median"
         per_host: dict[str, int] = {}
@@ -172,7 +179,7 @@ def _throughput_plot(name: str, number: str, own: Pairs, hosts: Sequence[str]) -
     title = f"{name}: output throughput per instance"
     if len(own) > MANY:
         dots = [
-            plots.Dot(_label(row, rows), speed.value, bool(speed.slow))
+            plots.Dot(label_of(row), speed.value, bool(speed.slow))
             for row, speed in own
             if speed.value is not None
         ]
@@ -185,7 +192,7 @@ def _throughput_plot(name: str, number: str, own: Pairs, hosts: Sequence[str]) -
     median = statistics.median(known) if len(known) > 2 else None
     bars = [
         plots.Bar(
-            _label(row, rows),
+            label_of(row),
             row["output_throughput"],
             f"{rate(row['output_throughput'])} tok/s" + (f"  {signed(speed.value)}" if speed.slow else ""),
             bool(speed.slow),
@@ -210,9 +217,10 @@ def _latency_plots(name: str, number: str, own: Pairs) -> list[dict[str, Any]]:
     ]
     if not panels:
         return []
+    label_of = _labels(rows)
     items = [
         plots.Ranges(
-            _label(row, rows),
+            label_of(row),
             {metric: tuple(row[f"{stat}_{metric}_ms"] for stat in SHOWN) for metric, _unused in panels},
             bool(speed.slow),
         )
