@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Union
 
 Path = tuple[Union[str, int], ...]
@@ -84,6 +85,7 @@ def suggest(name: object, valid: Iterable[str]) -> str:
     return f"Valid: {', '.join(shown)}." if names else ""
 
 
+@lru_cache(maxsize=1 << 16)  # sorting asks for the name of a host with each of its instances
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key that puts n2 before n10."""
     parts = [part for part in re.split(r"([0-9]+)", name) if part]

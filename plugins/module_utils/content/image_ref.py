@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 DEFAULT_REGISTRY = "docker.io"
@@ -32,6 +33,7 @@ class ImageRef:
         return self.path[len("library/") :] if self.path.startswith("library/") else self.path
 
 
+@lru_cache(maxsize=1024)  # the same few are asked for by every host
 def parse_ref(ref: str) -> ImageRef:
     """Split a reference by Docker's rules: a first part with a dot, a colon, or "localhost" is a registry."""
     name, _unused, digest = ref.partition("@")

@@ -68,6 +68,13 @@ class DeploymentDecision:
     problems: tuple[Problem, ...]
 
 
+DecidedSlot = tuple[Slot, DeploymentDecision | None]
+"""A slot, and what is decided for it; None where the software of its image is not known."""
+Node = tuple[str, str, tuple[int, ...], str, tuple[tuple[str, str, str], ...]]
+"""What instances have from their host: the hub's endpoint and cache, the groups of its devices, the file system of that
+cache, and for each deployment the address where it listens and the name of its image at a mirror."""
+
+
 class InstanceFactory:
     """Builds instances from one run's knowledge and pins, and caches the results."""
 
@@ -87,6 +94,9 @@ class InstanceFactory:
         self.key = key
         self.toolkit = toolkit
         self._made: dict[tuple[Any, ...], Planned] = {}
+        self._alike: dict[tuple[Any, ...], tuple[Planned, ...]] = {}
+        self._by_layout: dict[tuple[Any, ...], tuple[Layout, tuple[DecidedSlot, ...]]] = {}
+        self._slots: dict[Slot, Slot] = {}
         self._decided: dict[tuple[Any, ...], DeploymentDecision] = {}
         self._software: dict[tuple[Any, ...], ImageFacts | None] = {}
         self._starts: dict[str, StartRecord] = {}
@@ -126,19 +136,52 @@ class InstanceFactory:
         self, host: Host, layout: Layout, catalog: GpuCatalog
     ) -> tuple[tuple[Planned, ...], tuple[Problem, ...]]:
         """Return the host's instances, and the problems of their deployments."""
+        decided = self._decided_slots(host, layout, catalog)
+        node = self._node(host)
+        key = id(decided), node
+        if key in self._alike:
+            return self._alike[key], ()
         found: list[Planned] = []
         problems: dict[Problem, None] = {}
-        for slot in layout.slots:
-            machine = gpu_of_slot(host, slot, catalog)
-            software = self.software(slot.deployment, host)
-            if software is None:
+        for slot, decision in decided:
+            if decision is None:
                 problems[_unknown(slot.deployment, host)] = None
                 continue
-            decision = self._decide(slot.deployment, host, machine, software)
             problems.update(dict.fromkeys(replace(item, hosts=(host.name,)) for item in decision.problems))
             if decision.tuned is not None and not decision.problems:
-                found.append(self._make(slot, host, decision.tuned, decision.verdict))
+                found.append(self._make(slot, node, decision.tuned, decision.verdict))
+        if not problems:
+            self._alike[key] = tuple(found)
         return tuple(found), tuple(problems)
+
+    def _decided_slots(self, host: Host, layout: Layout, catalog: GpuCatalog) -> tuple[DecidedSlot, ...]:
+        """Return the slots of a layout, which hosts of one kind share, with what was decided for each."""
+        driver = host.state.driver_version if host.state else ""
+        settings = host.settings.endpoint, host.settings.compute, host.settings.gpu_model
+        images = (id(self.software(item, host)) for item in host.deployments)
+        key = id(layout), driver, settings, *images
+        if key not in self._by_layout:
+            decided: list[DecidedSlot] = []
+            for slot in layout.slots:
+                machine, software = gpu_of_slot(host, slot, catalog), self.software(slot.deployment, host)
+                decision = self._decide(slot.deployment, host, machine, software) if software else None
+                decided.append((self._slots.setdefault(slot, slot), decision))
+            self._by_layout[key] = layout, tuple(decided)
+        return self._by_layout[key][1]
+
+    def _node(self, host: Host) -> Node:
+        """Return what a host's instances have from it."""
+        settings, state = host.settings, host.state
+        return (
+            settings.endpoint,
+            settings.cache_dir,
+            state.device_gids if state else (),
+            weights_file_system(state, settings.cache_dir),
+            tuple(
+                (item.name, listen_address(item, host), mirrored_image(item, self.lock, host))
+                for item in host.deployments
+            ),
+        )
 
     def _model(self, deployment: Deployment, endpoint: str) -> ModelPin | None:
         if deployment.local_model:
@@ -230,34 +273,22 @@ class InstanceFactory:
             config = named_model(self.knowledge.models, draft.repo).config
         return Draft(draft.repo, config, pin.files if pin else None, tp)
 
-    def _make(self, slot: Slot, host: Host, tuned: TunedSettings, verdict: Feasibility) -> Planned:
-        settings = host.settings
-        group_ids = host.state.device_gids if host.state else ()
-        listen = listen_address(slot.deployment, host)
-        file_system = weights_file_system(host.state, settings.cache_dir)
-        name = mirrored_image(slot.deployment, self.lock, host)
-        key = (
-            id(tuned),
-            slot,
-            listen,
-            settings.endpoint,
-            settings.cache_dir,
-            group_ids,
-            file_system,
-            name,
-        )
+    def _make(self, slot: Slot, node: Node, tuned: TunedSettings, verdict: Feasibility) -> Planned:
+        deployment = slot.deployment
+        endpoint, cache_dir, group_ids, file_system, own = node
+        listen, name = next(rest for one, *rest in own if one == deployment.name)
+        key = id(tuned), id(slot), endpoint, cache_dir, group_ids, file_system, listen, name
         if key not in self._made:
-            deployment = slot.deployment
             image = self.lock.image(deployment.image) if deployment.image else None
-            model = self._model(deployment, settings.endpoint)
+            model = self._model(deployment, endpoint)
             mark = self.key.mark if deployment.endpoint and not (slot.rank and slot.rank.headless) else ""
             secrets = secrets_mark(deployment, self.key)
             keys = bool(deployment.endpoint and self.key.mark)
-            node = Surroundings(listen, settings.cache_dir, group_ids, mark, secrets, keys, file_system, name)
-            instance = compose(slot, node, Pins(image, model), tuned, verdict)
+            around = Surroundings(listen, cache_dir, group_ids, mark, secrets, keys, file_system, name)
+            instance = compose(slot, around, Pins(image, model), tuned, verdict)
             files = self.render(instance)
-            weights = self._weights(deployment, settings.endpoint)
-            given = self._definition(deployment, node) if self.toolkit else ""
+            weights = self._weights(deployment, endpoint)
+            given = self._definition(deployment, around) if self.toolkit else ""
             self._made[key] = Planned(instance, files, spec_hash(files), weights, self.toolkit, given)
         return self._made[key]
 

@@ -97,9 +97,13 @@ class Planned:
             definition=self.definition,
         )
 
-    def file_hashes(self) -> dict[str, str]:
-        """Return the sha256 of each file."""
+    @cached_property
+    def _file_hashes(self) -> Mapping[str, str]:
         return {name: text_hash(text) for name, text in self.files.items()}
+
+    def file_hashes(self) -> Mapping[str, str]:
+        """Return the sha256 of each file."""
+        return self._file_hashes
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ class RecordedInstance:
             "server": self.server,
         }
 
-    def file_hashes(self) -> dict[str, str]:
+    def file_hashes(self) -> Mapping[str, str]:
         """Return nothing: the files are in the node's store."""
         return {}
 

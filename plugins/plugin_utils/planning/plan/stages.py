@@ -316,7 +316,7 @@ def _servers(
     for name, item in wanted.items():
         if isinstance(item, RecordedInstance) and not item.managed:
             continue
-        hashes = item.file_hashes() if name in there else {}
+        hashes: Mapping[str, str] = item.file_hashes() if name in there else {}
         action = steps.server(name, item.spec_hash, hashes, there.get(name), layout.repartition)
         if action:
             start.append(action)
@@ -333,7 +333,7 @@ def _servers(
 def _gpu_model(host: Host, catalog: GpuCatalog) -> str:
     if host.state is None:
         return host.settings.gpu_model or ""
-    models = {catalog.by_pci_id(gpu.pci_id) for gpu in host.state.gpus}
+    models = {catalog.by_pci_id(pci_id) for pci_id in {gpu.pci_id for gpu in host.state.gpus}}
     names = sorted(model.name if model else "unknown GPU" for model in models)
     return ", ".join(names)
 

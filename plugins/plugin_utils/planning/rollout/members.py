@@ -80,7 +80,10 @@ class RolloutInstance:
 def as_drained(members: Sequence[RolloutInstance]) -> list[RolloutInstance]:
     """Return the members, those that work for a server that the operator has drained as drained, too."""
     drained = {item.wanted_engine for item in members if item.drained and not item.headless}
-    return [replace(item, drained=item.wanted_engine in drained) for item in members]
+    return [
+        item if item.drained == (item.wanted_engine in drained) else replace(item, drained=not item.drained)
+        for item in members
+    ]
 
 
 def sorted_members(members: Iterable[RolloutInstance]) -> tuple[RolloutInstance, ...]:
