@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What planning costs, and what runs with nothing to do cost, as a ratio to `ansible -m ping`; fails when it is more.
 
-Planning is timed without any input or output, over fleets of growing size; so is the simulation of an upgrade, as a
-ratio to planning it. Then `make bench` brings the lab to 2, to 10 (and, where that is set, to BENCH_NODES=50) nodes,
+Planning is timed without any input or output, over fleets of growing size; of the largest, a hundredth of the hosts
+lacks a GPU. So is the simulation of an upgrade, as a ratio to planning it. Then `make bench` brings the lab to 2, to
+10 (and, where that is set, to BENCH_NODES=50) nodes,
 deploys the stand-in engine on them, and times the commands in turn (A B C A B C …), so that a machine whose speed
 drifts slows all alike. Absolute seconds are of this machine; the ratio is what carries over. In the end, 50 instances
 are upgraded, and the time is held against the sum of the waits that no tool could save: each batch's start and its
@@ -16,15 +17,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import Knowledge
@@ -49,13 +52,15 @@ from tests import ROOT
 from tests.bench_change import planned_and_proved
 from tests.lab.conftest import BIN, LAB, copy_inventory
 from tests.lab.helpers import deployment
-from tests.worlds import fit_world, plan_world
+from tests.worlds import fit_world, network_world, plan_world
 
 ROUNDS = 7
 # What each figure may be at most.
 TARGETS = {
     "planning": 1.0,  # CPU seconds for 1,000 hosts; 0.4 on a quiet machine
     "planning-growth": 1.3,  # an instance of 1,000 hosts, as a ratio to one of 100: all is linear
+    "planning-8000": 9.0,  # 8,000 hosts, as a ratio to 1,000
+    "planning-8000-spanning": 9.0,  # the same with engines over two hosts each
     "simulation": 0.25,  # of planning the same upgrade; of 16 and of 64 hosts
     "change-growth": 1.5,  # planning an upgrade of an instance of 64 hosts, as a ratio to one of 16
     "transfers": 1.0,  # CPU seconds more for 1,000 hosts that lack an image and a model of 170 files
@@ -68,8 +73,12 @@ TARGETS = {
 }
 PLAYBOOKS = (("audit", ()), ("status", ()), ("site", ("--skip-tags", "benchmark")))
 SIZES = (10, 100, 1000)
+LARGE = 8000
+FAULTY = 100  # one host of so many lacks a GPU
 CHANGED = (16, 64)
 INSTANCES = 8
+SINGLE = plan_world.deployment(instances_per_host=INSTANCES)
+SPANNING = plan_world.deployment(nodes=2, tensor_parallel_size=8, pipeline_parallel_size=2)
 # Of the upgrade: instances per node, seconds of an engine's start, and under watch.
 UPGRADED, START, SOAK = 25, 10, 10
 
@@ -176,20 +185,28 @@ def upgrading(judge: Judge) -> None:
     print(f"{seconds:7.1f}  {waits:6.1f}  {seconds / waits:6.2f}  {target:7.1f}", flush=True)
 
 
-def planning(hosts: int) -> float:
-    """Seconds from the hosts' raw data to the plan as JSON, the catalogue read anew; the best of three."""
+def planning(
+    hosts: int,
+    wanted: Mapping[str, Any] = SINGLE,
+    instances: int = INSTANCES,
+    faulty: int = 0,
+    rounds: int = 3,
+) -> float:
+    """Seconds from the hosts' raw data to the plan as JSON, the catalogue read anew; the best of some rounds.
+
+    instances: servers per host. faulty: so many hosts lack a GPU, so that they are left out.
+    """
     names = [f"n{number}" for number in range(hosts)]
     groups = {"all": names, "instinct": names}
-    inputs = {
-        name: HostInput(
-            {
-                "vllm_deployments": [plan_world.deployment(instances_per_host=INSTANCES)],
-                "ansible_host": f"10.0.{number // 250}.{number % 250}",
-            },
-            plan_world.state(hostname=name),
-        )
-        for number, name in enumerate(names)
-    }
+
+    def given(number: int, name: str) -> HostInput:
+        address = f"10.{number // 62500}.{number // 250 % 250}.{number % 250 + 1}"
+        state = plan_world.state(hostname=name, interfaces=[network_world.ethernet(1, addresses=[address])])
+        if number < faulty:
+            state["gpus"] = state["gpus"][1:]
+        return HostInput({"vllm_deployments": [dict(wanted)], "ansible_host": address}, state)
+
+    inputs = {name: given(number, name) for number, name in enumerate(names)}
     catalog, render = plan_world.catalog(), plan_world.render()
 
     def once() -> float:
@@ -198,10 +215,11 @@ def planning(hosts: int) -> float:
         fleet = build_fleet(inputs, groups, catalog)
         data = plan_fleet(check_fleet(fleet), factory).to_json()
         seconds = time.process_time() - start
-        assert sum(len(host["servers"]) for host in data["hosts"].values()) == INSTANCES * hosts
+        assert len(data["excluded"]) == faulty
+        assert sum(len(host["servers"]) for host in data["hosts"].values()) == instances * (hosts - faulty)
         return seconds
 
-    return min(once() for _ in range(3))
+    return min(once() for _ in range(rounds))
 
 
 def plan_scale(judge: Judge) -> None:
@@ -220,6 +238,21 @@ def plan_scale(judge: Judge) -> None:
         end="",
     )
     print(f" at most {judge.holds('planning-growth', growth):g}\n")
+
+
+def plan_growth(judge: Judge) -> None:
+    """Print how planning grows up to a fleet that nobody has yet, with hosts of which each makes work for others."""
+    print(f"Planning {LARGE} hosts, of which one of {FAULTY} lacks a GPU, as a ratio to {SIZES[-1]}")
+    print("engines                 ratio  exponent  at most")
+    kinds = (("on one host each", "", SINGLE, INSTANCES), ("over two hosts each", "-spanning", SPANNING, 1))
+    for text, suffix, wanted, instances in kinds:
+        small, large = (
+            planning(hosts, wanted, instances, hosts // FAULTY, rounds=2) for hosts in (SIZES[-1], LARGE)
+        )
+        target = judge.holds(f"planning-8000{suffix}", large / small)
+        exponent = math.log(large / small) / math.log(LARGE / SIZES[-1])
+        print(f"{text:22} {large / small:6.2f}  {exponent:8.2f}  {target:7.2f}", flush=True)
+    print()
 
 
 def changing(judge: Judge) -> None:
@@ -313,6 +346,7 @@ def fitting(judge: Judge) -> None:
 
 def plans(judge: Judge) -> None:
     plan_scale(judge)
+    plan_growth(judge)
     changing(judge)
     transfers(judge)
     fitting(judge)

@@ -22,7 +22,14 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, **parts: Callable[[ben
         return measure
 
     planning = part(
-        planning=1.0, planning_growth=1.0, simulation=0.2, change_growth=1.0, transfers=0.5, fit=2.0
+        planning=1.0,
+        planning_growth=1.0,
+        planning_8000=8.0,
+        planning_8000_spanning=8.0,
+        simulation=0.2,
+        change_growth=1.0,
+        transfers=0.5,
+        fit=2.0,
     )
     monkeypatch.setitem(bench.PARTS, "planning", planning)
     monkeypatch.setitem(bench.PARTS, "noop", part(audit=1.9, status=2.9, site=1.2, site_10=0.75))
