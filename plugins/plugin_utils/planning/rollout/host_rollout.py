@@ -153,7 +153,9 @@ def host_members(
         changes = _changes(host, member, wanted, member.wanted_engine in unjudged)
         # What does not change returns before the others do, and so does all that is measured as it is.
         left = changes and wanted.operation not in MEASUREMENTS and _left(host, known)
-        yield replace(member, changes=changes, left=left, in_service=member.in_service and not left)
+        if left or not changes:
+            member = replace(member, changes=changes, left=left, in_service=member.in_service and not left)
+        yield member
 
 
 def _changes(host: HostRollout, member: RolloutInstance, wanted: RolloutRequest, unjudged: bool) -> bool:
