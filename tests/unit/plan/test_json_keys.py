@@ -60,7 +60,7 @@ MEMBER = "name spec_hash port ports render_nodes share hosts headless limit"
             (Reply("yes"), "text error"),
             (
                 CanaryTolerances(10, 10, 3, 6, 2),
-                "tolerance latency_tolerance accuracy_tolerance runs max_runs",
+                "tolerance latency_tolerance runs max_runs accuracy_tolerance",
             ),
             (
                 Comparison(METRICS[0], 1.0, 2.0, 1.0, 0.9, 1.1, "ok", 10.0),

@@ -61,7 +61,7 @@ def both(
 
 def listed(host: HostPlan) -> set[str]:
     """The kinds of actions of which the plan says that they depend on the host."""
-    return {kind for item in host.assumed for kind in item.kinds}
+    return {kind for item in host.assumed for kind in item.actions}
 
 
 def actions(host: HostPlan) -> list[tuple[str, str, str]]:

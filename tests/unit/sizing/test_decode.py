@@ -59,7 +59,7 @@ def step(name: str, changes: Any = None, **options: Any) -> Any:
 )
 def test_active_parameters_are_those_that_are_published(name: str, embedding: int, published: float) -> None:
     found = step(name)
-    total = sum(found.parameters.values()) + sum(found.sampled.values()) + embedding
+    total = sum(found.parameters.values()) + sum(found.sampled_parameters.values()) + embedding
     assert total / GB == pytest.approx(published, rel=0.005)
 
 
@@ -88,18 +88,18 @@ def test_what_one_gpu_reads(
     name: str, changes: Any, options: Any, weights: float, experts: float, kv: list[tuple[int, int, int]]
 ) -> None:
     reads = step(name, changes, **options).reads
-    assert reads.weights / GB == pytest.approx(weights, rel=0.006)
-    assert reads.experts / GB == pytest.approx(experts, rel=0.006)
+    assert reads.weights_bytes / GB == pytest.approx(weights, rel=0.006)
+    assert reads.experts_bytes / GB == pytest.approx(experts, rel=0.006)
     assert reads.kv == tuple(KvRead(*item) for item in kv)
-    assert reads.ranks == options.get("dp", 1)
+    assert reads.data_parallel_ranks == options.get("dp", 1)
 
 
 @pytest.mark.parametrize("name", [LLAMA_8B, MIXTRAL, DEEPSEEK, QWEN_MOE, GPT_OSS, NEXT, GEMMA])
 @pytest.mark.parametrize("tp", [1, 8])
 def test_what_is_read_is_part_of_what_is_held(name: str, tp: int) -> None:
     found, held = step(name, tp=tp), fit(model(name), engine(tp=tp))
-    assert 0.85 * held.weights_bytes_per_gpu < found.reads.weights + found.reads.experts
-    assert found.reads.weights + found.reads.experts <= held.weights_bytes_per_gpu
+    assert 0.85 * held.weights_bytes_per_gpu < found.reads.weights_bytes + found.reads.experts_bytes
+    assert found.reads.weights_bytes + found.reads.experts_bytes <= held.weights_bytes_per_gpu
     assert sum(item.bytes_per_token for item in found.reads.kv) == held.kv_bytes_per_token
     assert found.gpus == tp
 
@@ -119,7 +119,7 @@ def test_what_is_read_is_part_of_what_is_held(name: str, tp: int) -> None:
 )
 def test_types_of_products(name: str, changes: Any, options: Any, types: set[str], sampled: set[str]) -> None:
     found = step(name, changes, **options)
-    assert (set(found.parameters), set(found.sampled)) == (types, sampled)
+    assert (set(found.parameters), set(found.sampled_parameters)) == (types, sampled)
 
 
 @pytest.mark.parametrize(
@@ -201,11 +201,11 @@ def test_tied_embeddings_are_the_output_layer() -> None:
     tied = decode_step(small(tied=True), engine(), None)
     assert tied
     assert tied.reads
-    assert tied.sampled == {"bf16": 64 * 20}
-    assert tied.reads.weights == 3 * (400 + 40) + 40 + 64 * 20 * 2
+    assert tied.sampled_parameters == {"bf16": 64 * 20}
+    assert tied.reads.weights_bytes == 3 * (400 + 40) + 40 + 64 * 20 * 2
     headless = decode_step(small(head=None), engine(), None)
     assert headless
-    assert headless.sampled == {}
+    assert headless.sampled_parameters == {}
 
 
 def test_states_are_read_for_each_sequence() -> None:
@@ -224,7 +224,7 @@ def test_latent_attention_reads_the_absorbed_weight_only() -> None:
     found = decode_step(small(layers=(latent,)), engine(), None)
     assert found
     assert found.reads
-    assert found.reads.weights == 64 + 40 + 5120
+    assert found.reads.weights_bytes == 64 + 40 + 5120
     assert found.parameters == {"bf16": 32}
 
 

@@ -147,15 +147,15 @@ def test_graphs_images_and_cpus() -> None:
 def test_the_range_of_the_cache_follows_from_that_of_the_reserve() -> None:
     given = engine(max_num_seqs=1024, max_num_batched_tokens=16384)
     found, size = fit(model(LLAMA_8B), given), reserve(model(LLAMA_8B), given)
-    assert found.ranges
-    assert found.ranges.reserve_bytes == (size.low, size.high)
+    assert found.predicted
+    assert found.predicted.reserve_bytes == (size.low, size.high)
     budget = given.requested_bytes - found.weights_bytes_per_gpu
-    assert found.ranges.kv_cache_bytes == (budget - size.high, budget - size.low)
-    low, high = found.ranges.kv_cache_tokens
+    assert found.predicted.kv_cache_bytes == (budget - size.high, budget - size.low)
+    low, high = found.predicted.kv_cache_tokens
     assert low < found.kv_cache_tokens < high
     assert found.to_json()["predicted"]["kv_cache_tokens"] == [low, high]
-    assert fit(model(LLAMA_8B), engine(kv_cache_memory_bytes=GIB)).ranges is None
-    assert fit(model(LLAMA_8B), engine(platform="cpu", kv_cache_memory_bytes=GIB)).ranges is None
+    assert fit(model(LLAMA_8B), engine(kv_cache_memory_bytes=GIB)).predicted is None
+    assert fit(model(LLAMA_8B), engine(platform="cpu", kv_cache_memory_bytes=GIB)).predicted is None
 
 
 def test_what_fits_surely_fits_beside_the_largest_reserve() -> None:

@@ -108,7 +108,7 @@ def test_what_was_measured_replaces_the_estimates() -> None:
         "max_model_len": 8192, "weights_bytes_per_gpu": gib(14.99),
     }  # fmt: skip
     predicted = fit(model(LLAMA_8B), GIVEN)
-    assert (found.ranges, predicted.measured) == (predicted.ranges, None)
+    assert (found.predicted, predicted.measured) == (predicted.predicted, None)
 
 
 def test_another_length_divides_the_same_cache() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....module_utils.engines.versions import Release, Timeline
+from ...base.json_record import JsonRecord
 from ..rules.conditions import UNKNOWN, Facts, holds
 from ..rules.repositories import named
 from ..vllm.flag_values import Value
@@ -104,7 +105,7 @@ class RecipeChoice:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(JsonRecord):
     """Something to refuse, to warn about, or to advise."""
 
     name: str
@@ -112,16 +113,6 @@ class Advice:
     text: str
     source: str
     recipe: str
-
-    def to_json(self) -> dict[str, str]:
-        """Return an entry of `advice` and `hints` in plan.json."""
-        return {
-            "name": self.name,
-            "say": self.say,
-            "text": self.text,
-            "source": self.source,
-            "recipe": self.recipe,
-        }
 
 
 @dataclass(frozen=True)

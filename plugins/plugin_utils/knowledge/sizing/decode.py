@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...base.json_record import JsonRecord
 from ..shapes.layers import Cache, Layer
 from ..shapes.shape import ModelShape
 from ..shapes.weights import Matrix, Scheme, matrix_bytes, padded_vocabulary
@@ -43,7 +44,7 @@ class PeakRates:
 
 
 @dataclass(frozen=True)
-class KvRead:
+class KvRead(JsonRecord):
     """What attention layers of one kind read for each token of a sequence, in bytes.
 
     window: the tokens that sliding or sparse attention reads at most. chunk: the length of a chunk of chunked
@@ -56,65 +57,43 @@ class KvRead:
 
 
 @dataclass(frozen=True)
-class StepReads:
+class StepReads(JsonRecord):
     """What one GPU reads in a decode step, in bytes.
 
     Attributes:
-        ranks: data parallel ranks, over which sequences are spread evenly.
-        weights: read whatever the batch is. experts: of all routed experts, of which a batch reads a part.
-        state: of state-space and linear attention layers, for each sequence.
+        data_parallel_ranks: sequences are spread evenly over them.
+        weights_bytes: read whatever the batch is.
+        experts_bytes: of all routed experts, of which a batch reads a part.
+        experts: routed experts of a layer; 0 for none.
+        kv: by kind of attention layer.
+        state_bytes: of state-space and linear attention layers, for each sequence.
     """
 
-    ranks: int
-    weights: int
+    data_parallel_ranks: int
+    weights_bytes: int
+    experts_bytes: int
     experts: int
-    expert_count: int
     experts_per_token: int
     kv: tuple[KvRead, ...]
-    state: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields for plan.json."""
-        return {
-            "data_parallel_ranks": self.ranks,
-            "weights_bytes": self.weights,
-            "experts_bytes": self.experts,
-            "experts": self.expert_count,
-            "experts_per_token": self.experts_per_token,
-            "kv": [
-                {"bytes_per_token": item.bytes_per_token, "window": item.window, "chunk": item.chunk}
-                for item in self.kv
-            ],
-            "state_bytes": self.state,
-        }
+    state_bytes: int
 
 
 @dataclass(frozen=True)
-class DecodeStep:
+class DecodeStep(JsonRecord):
     """What an engine reads and multiplies.
 
     Attributes:
         gpus: of the engine.
         parameters: weights that each token is multiplied with over all GPUs, by the data type of the multiplication;
-            sampled: those of the output layer, for tokens that are sampled only.
+            sampled_parameters: those of the output layer, for tokens that are sampled only.
         reads: None for a pipeline, where the number of batches that are in flight is not known.
     """
 
     gpus: int
     peak: PeakRates | None
     parameters: Mapping[str, int]
-    sampled: Mapping[str, int]
+    sampled_parameters: Mapping[str, int]
     reads: StepReads | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields for plan.json."""
-        return {
-            "gpus": self.gpus,
-            "peak": self.peak.to_json() if self.peak else None,
-            "parameters": dict(self.parameters),
-            "sampled_parameters": dict(self.sampled),
-            "reads": self.reads.to_json() if self.reads else None,
-        }
 
 
 def decode_step(model: ModelShape, engine: EngineConfig, peak: PeakRates | None) -> DecodeStep | None:
@@ -129,7 +108,7 @@ def decode_step(model: ModelShape, engine: EngineConfig, peak: PeakRates | None)
         gpus=engine.tp * engine.pp * engine.dp,
         peak=peak,
         parameters=_parameters(_products(model), model, engine),
-        sampled=_parameters([(head, 1)] if head else [], model, engine),
+        sampled_parameters=_parameters([(head, 1)] if head else [], model, engine),
         reads=_reads(model, engine, head) if engine.pp == 1 else None,
     )
 

@@ -6,25 +6,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...base.json_record import JsonRecord
 from .start_log import StartLog
 
 
 @dataclass(frozen=True)
-class PredictedRanges:
+class PredictedRanges(JsonRecord, hide=("surely_fits",)):
     """The least and the most of each estimate. surely_fits: the model fits beside the largest reserve."""
 
     reserve_bytes: tuple[int, int]
     kv_cache_bytes: tuple[int, int]
     kv_cache_tokens: tuple[int, int]
     surely_fits: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the ranges for plan.json."""
-        return {
-            "reserve_bytes": list(self.reserve_bytes),
-            "kv_cache_bytes": list(self.kv_cache_bytes),
-            "kv_cache_tokens": list(self.kv_cache_tokens),
-        }
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def _fit(model: ModelShape, engine: EngineConfig, origin: str, measured: Measure
     parts = stages(model.layers, engine.pp)
     cache = plan([*parts[:-1], (*parts[-1], *engine.draft_layers)], engine.layout(model))
     predicted = _filled(model, engine, cache, weights, estimate.expected)
-    predicted = replace(predicted, notes=notes, ranges=_ranges(model, engine, cache, weights, estimate))
+    predicted = replace(predicted, notes=notes, predicted=_ranges(model, engine, cache, weights, estimate))
     return _corrected(predicted, model, engine, cache, measured) if measured else predicted
 
 
@@ -179,7 +179,7 @@ def _corrected(
         kv_cache_bytes=size,
         kv_cache_tokens=tokens,
         max_concurrency=concurrency,
-        reserve_bytes=max(0, engine.requested_bytes - weights - size) if predicted.ranges else 0,
+        reserve_bytes=max(0, engine.requested_bytes - weights - size) if predicted.predicted else 0,
         headroom_bytes=now.headroom_bytes,
         measured=measured,
     )

@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...base.json_record import JsonRecord
 from .estimates import MeasuredStart, PredictedRanges
 
 EXACT, ESTIMATED = "exact", "estimated"
 
 
 @dataclass(frozen=True)
-class FitRange:
+class FitRange(JsonRecord):
     """Between what the numbers of a Fit lie where not all of the model is known: the lowest and the highest of each.
 
     fits: whether it fits in the worst case too; Fit.fits is about the best one. unsure: what is not known.
@@ -26,20 +27,12 @@ class FitRange:
     unsure: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for plan.json."""
-        low, high = self.max_concurrency
-        return {
-            "weights_bytes_per_gpu": list(self.weights_bytes_per_gpu),
-            "kv_cache_bytes": list(self.kv_cache_bytes),
-            "kv_cache_tokens": list(self.kv_cache_tokens),
-            "max_concurrency": [round(low, 2), round(high, 2)],
-            "fits": self.fits,
-            "unsure": self.unsure,
-        }
+        """Return it for plan.json."""
+        return {**super().to_json(), "max_concurrency": [round(value, 2) for value in self.max_concurrency]}
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(JsonRecord, hide=("notes",), omit=("between",)):
     """How a model fits one GPU or partition of the instance.
 
     Attributes:
@@ -51,7 +44,7 @@ class Fit:
         between: the range that the numbers lie in if they are estimated; None if they are exact, or if config.json
             lacks what they follow from. fits, headroom_bytes and max_model_len then are of the best case.
         reserve_bytes: an estimate, as is the cache size that results from it, unless `measured` at a start.
-        ranges: in which these estimates may be; None if nothing is estimated.
+        predicted: the ranges in which these estimates may be; None if nothing is estimated.
     """
 
     fits: bool
@@ -66,13 +59,15 @@ class Fit:
     basis: str
     notes: tuple[str, ...] = ()
     between: FitRange | None = None
-    ranges: PredictedRanges | None = None
+    predicted: PredictedRanges | None = None
     measured: MeasuredStart | None = None
 
     @property
     def surely_fits(self) -> bool:
         """Return whether it fits beside the largest reserve too, as what is advised has to."""
-        return self.fits and (self.measured is not None or self.ranges is None or self.ranges.surely_fits)
+        return self.fits and (
+            self.measured is not None or self.predicted is None or self.predicted.surely_fits
+        )
 
     @property
     def certain(self) -> bool:
@@ -80,19 +75,5 @@ class Fit:
         return self.fits and (self.between is None or self.between.fits)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for plan.json."""
-        return {
-            "fits": self.fits,
-            "weights_bytes_per_gpu": self.weights_bytes_per_gpu,
-            "kv_bytes_per_token": self.kv_bytes_per_token,
-            "kv_cache_bytes": self.kv_cache_bytes,
-            "kv_cache_tokens": self.kv_cache_tokens,
-            "max_concurrency": round(self.max_concurrency, 2),
-            "max_model_len": self.max_model_len,
-            "reserve_bytes": self.reserve_bytes,
-            "headroom_bytes": self.headroom_bytes,
-            "basis": self.basis,
-            "predicted": self.ranges.to_json() if self.ranges else None,
-            "measured": self.measured.to_json() if self.measured else None,
-            **({"between": self.between.to_json()} if self.between else {}),
-        }
+        """Return it for plan.json."""
+        return {**super().to_json(), "max_concurrency": round(self.max_concurrency, 2)}

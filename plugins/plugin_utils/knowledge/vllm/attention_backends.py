@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....module_utils.engines.versions import Release, Timeline
+from ...base.json_record import JsonRecord
 from .findings import BAD_CHOICE, Finding
 from .flag_values import Value
 
@@ -38,15 +39,11 @@ _SIZES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(JsonRecord):
     """The backend that a server is expected to take, and the log lines that prove each backend of its release."""
 
     planned: str
     lines: Mapping[str, tuple[str, ...]]
-
-    def to_json(self) -> dict[str, Any]:
-        """As the node gets it."""
-        return {"planned": self.planned, "lines": {name: list(texts) for name, texts in self.lines.items()}}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from ....module_utils.engines.smoke_prompts import Reply, SmokeResult
 from ....module_utils.engines.smoke_prompts import judge as judge_smoke
 from ...base.infrastructure import CLASSES
+from ...base.json_record import JsonRecord
 from ...planning.rollout.canary_tolerances import CanaryTolerances
 from ..accuracy.results import DeploymentRun
 from .accuracy import AccuracyComparison, AccuracyEvidence, compare_accuracy
@@ -29,7 +30,7 @@ Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Baseline:
+class Baseline(JsonRecord):
     """The measurements of the old release.
 
     `identity` is vllm_smoke's `instance`; `rounds` are its replies, in two rounds. `reference`: the name of the
@@ -68,16 +69,7 @@ class Baseline:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, about 25 kilobytes."""
-        return {
-            "schema": SCHEMA,
-            "identity": dict(self.identity),
-            "endpoint": self.endpoint,
-            "rounds": [[reply.to_json() for reply in replies] for replies in self.rounds],
-            "window": self.window.to_json() if self.window else None,
-            "reference": self.reference,
-            "notes": list(self.notes),
-            "accuracy": self.accuracy.to_json() if self.accuracy else None,
-        }
+        return {"schema": SCHEMA, **super().to_json()}
 
 
 @dataclass(frozen=True)

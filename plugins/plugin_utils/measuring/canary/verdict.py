@@ -19,6 +19,7 @@ from typing import Any
 
 from ....module_utils.benchmarks.bench_metrics import normalise
 from ....module_utils.benchmarks.bench_results import ResultError
+from ...base.json_record import JsonRecord
 from ...planning.rollout.canary_tolerances import CanaryTolerances
 from ..statistics.holm import step_down
 from ..statistics.shift import LEVEL, MIN_RUNS, shift
@@ -72,7 +73,7 @@ class Measurements:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(JsonRecord, hide=("metric",)):
     """One metric, new against old: medians, and the change with its interval (-0.31: 31 % less)."""
 
     metric: Metric
@@ -86,16 +87,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of `comparisons` in canary.json."""
-        return {
-            "old": self.old,
-            "new": self.new,
-            "change": self.change,
-            "low": self.low,
-            "high": self.high,
-            "state": self.state,
-            "tolerance": self.tolerance,
-            "metric": self.metric.key,
-        }
+        return {**super().to_json(), "metric": self.metric.key}
 
     def text(self) -> str:
         """Return a text such as `31 % less output throughput (interval 29 to 33 %), tolerance 10 %`."""

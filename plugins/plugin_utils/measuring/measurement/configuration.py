@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...base.json_record import JsonRecord
 from .cells import Side, by_cell
 from .commands import OWN, options
 from .rows import Row
@@ -18,7 +19,7 @@ _GPU = ("model", "vbios", "link_speed", "link_width")
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(JsonRecord):
     """One difference. what: option, environment, image, version, host or client; a, b: values, "" for none."""
 
     what: str
@@ -26,9 +27,9 @@ class Difference:
     a: str
     b: str
 
-    def to_json(self) -> dict[str, str | None]:
+    def to_json(self) -> dict[str, Any]:
         """Return an entry of `differences` in compare.json."""
-        return {"what": self.what, "name": self.name, "a": self.a or None, "b": self.b or None}
+        return {**super().to_json(), "a": self.a or None, "b": self.b or None}
 
 
 def differences(a: Side, b: Side) -> list[Difference]:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ...base.json_record import JsonRecord
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class LoadPoint:
+class LoadPoint(JsonRecord):
     """What a client imposed. kind: concurrency (requests in flight), rate (requests/s), batch, or all (at once)."""
 
     kind: str
@@ -31,10 +33,6 @@ class LoadPoint:
         if self.value is None:
             return "all at once" if self.kind == "all" else self.kind
         return f"{self.kind} {self.value:g}" + (" requests/s" if self.kind == "rate" else "")
-
-    def to_json(self) -> dict[str, float | str | None]:
-        """Return the load as it stands in a row."""
-        return {"kind": self.kind, "value": self.value}
 
 
 @dataclass(frozen=True)

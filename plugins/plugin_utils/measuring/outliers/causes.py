@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...base.json_record import JsonRecord
+
 STRONG = 3.0
 """Lift from which a factor is named by itself."""
 WEAK = 1.5
@@ -17,7 +19,7 @@ CHANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Cause:
+class Cause(JsonRecord):
     """A factor that is more frequent among the slow GPUs.
 
     Attributes:
@@ -35,15 +37,7 @@ class Cause:
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of `causes` in summary.json."""
-        return {
-            "factor": self.factor,
-            "value": self.value,
-            "slow": self.slow,
-            "of_slow": self.of_slow,
-            "others": self.others,
-            "of_others": self.of_others,
-            "lift": round(self.lift, 2),
-        }
+        return {**super().to_json(), "lift": round(self.lift, 2)}
 
 
 def causes(

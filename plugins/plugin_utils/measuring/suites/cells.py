@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...base.json_record import JsonRecord
 from ..measurement.requests import LoadPoint
 from ..measurement.slo_search import SearchRules
 from .expand import OmittedCell
@@ -57,7 +58,7 @@ class CellSearch:
 
 
 @dataclass(frozen=True)
-class SuiteCells:
+class SuiteCells(JsonRecord, hide=("suite", "offline", "omitted", "warnings", "searches")):
     """An instance's cells, and how often and in which order they run; or what is searched, and then there are none.
 
     order: the names of the cells for each of `most` blocks, shuffled by the seed. omitted: what is not measured here.
@@ -75,15 +76,3 @@ class SuiteCells:
     order: tuple[tuple[str, ...], ...]
     warnings: tuple[str, ...] = ()
     searches: tuple[CellSearch, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the cells and their schedule as the module takes them."""
-        return {
-            "cells": [cell.to_json() for cell in self.cells],
-            "blocks": self.blocks,
-            "most": self.most,
-            "half_width": self.half_width,
-            "warmups": self.warmups,
-            "seed": self.seed,
-            "order": [list(names) for names in self.order],
-        }

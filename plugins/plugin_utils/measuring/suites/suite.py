@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ...base.json_record import JsonRecord
 from ...knowledge.rules.repositories import named
 from ...knowledge.vllm.flag_values import Value
 from ..measurement.requests import LoadPoint
@@ -30,15 +31,11 @@ LOAD_ARGUMENTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(JsonRecord):
     """Tokens of each prompt, and of each answer."""
 
     input: int
     output: int
-
-    def to_json(self) -> dict[str, int]:
-        """Return the shape as plain data."""
-        return {"input": self.input, "output": self.output}
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Slo:
+class Slo(JsonRecord, hide=("models",)):
     """Limits that a request has to keep, in milliseconds; None where there is no limit. No models: for all."""
 
     name: str
@@ -102,15 +99,6 @@ class Slo:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2el_ms: float | None = None
-
-    def to_json(self) -> dict[str, float | str | None]:
-        """Return the limits as plain data."""
-        return {
-            "name": self.name,
-            "ttft_ms": self.ttft_ms,
-            "tpot_ms": self.tpot_ms,
-            "e2el_ms": self.e2el_ms,
-        }
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ....module_utils.benchmarks.bench_results import KINDS, ResultError
 from ....module_utils.common.errors import natural
 from ....module_utils.common.redact import MASK, Redactor, is_secret_name
 from ...base.hints import cause
+from ...base.json_record import JsonRecord
 from ..outliers.verdicts import Earlier, gpu_verdicts
 from .cell_summary import cell_summaries
 from .node_facts import SoftwareSources, host_facts, versions
@@ -34,16 +35,12 @@ STATES = ("__benchmark_state", "node_state_result")
 
 
 @dataclass(frozen=True)
-class MeasurementFailure:
+class MeasurementFailure(JsonRecord):
     """A measurement that is missing or incomplete."""
 
     host: str
     what: str
     message: str
-
-    def to_json(self) -> dict[str, str]:
-        """Return an entry of `failures` in summary.json."""
-        return {"host": self.host, "what": self.what, "message": self.message}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....module_utils.common.errors import natural
+from ...base.json_record import JsonRecord
 from ...measuring.outliers.compare import MIN_PEERS, ONE_METRIC
 from ...measuring.outliers.evidence import faults
 from ...measuring.outliers.robust import deviations
@@ -41,7 +42,7 @@ _STEPS = {
 
 
 @dataclass(frozen=True)
-class BurninVerdict:
+class BurninVerdict(JsonRecord):
     """The verdict about one device: ok, slow or bad; None if nothing was tested that could be judged."""
 
     host: str
@@ -54,15 +55,8 @@ class BurninVerdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of `verdicts` in burnin.json."""
-        return {
-            "host": self.host,
-            "gpu": self.gpu,
-            "bdf": self.bdf,
-            "verdict": self.verdict,
-            "measured": {key: round(value, 3) for key, value in self.measured.items()},
-            "reasons": list(self.reasons),
-            "next_step": self.next_step,
-        }
+        measured = {key: round(value, 3) for key, value in self.measured.items()}
+        return {**super().to_json(), "measured": measured}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ....module_utils.common.errors import host_names, natural
 from ....module_utils.service.generations import History, Hold
+from ...base.json_record import JsonRecord
 from ...planning.desired.actions import size
 from ...planning.generations.bindings import ENDS, hold_text
 from .rows import (
@@ -31,7 +32,7 @@ FULL_PERCENT = 90  # of a disk, at which the status names it
 
 
 @dataclass(frozen=True)
-class DeploymentSummary:
+class DeploymentSummary(JsonRecord):
     """The sums of a deployment.
 
     They count instances that accept requests from clients (`total`), those that serve, those in service, and their
@@ -49,22 +50,6 @@ class DeploymentSummary:
     kv: float | None
     notes: tuple[str, ...] = ()
     divided: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content for -e status_file."""
-        return {
-            "name": self.name,
-            "total": self.total,
-            "serving": self.serving,
-            "balanced": self.balanced,
-            "inside": self.inside,
-            "tokens": self.tokens,
-            "running": self.running,
-            "waiting": self.waiting,
-            "kv": self.kv,
-            "notes": list(self.notes),
-            "divided": self.divided,
-        }
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ....module_utils.service.endpoint import OPERATOR
 from ...base.hints import hint
+from ...base.json_record import JsonRecord
 from ...knowledge.sizing.start_log import read_start_log
 
 GAVE_UP, FAILING, CRASHED, DEAD = "gave up", "failing", "crashed", "dead"
@@ -44,7 +45,7 @@ IN, OUT, DOWN, NONE = "in", "out", "down", ""
 
 
 @dataclass(frozen=True)
-class StatusRow:
+class StatusRow(JsonRecord):
     """An instance. Load and speed are None if it did not answer; age: seconds in this state.
 
     balancer: IN, OUT, DOWN, "1 of 2" if two load balancers differ, NONE if none has the instance. rank: it works for a
@@ -83,27 +84,7 @@ class StatusRow:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content for -e status_file."""
-        return {
-            "deployment": self.deployment,
-            "host": self.host,
-            "instance": self.instance,
-            "state": self.state,
-            "why": self.why,
-            "next_step": self.next_step,
-            "version": self.version,
-            "generation": self.generation,
-            "age": self.age,
-            "kv": self.kv,
-            "running": self.running,
-            "waiting": self.waiting,
-            "tokens": self.tokens,
-            "restarts": self.restarts,
-            "failures": self.failures,
-            "balancer": self.balancer,
-            "rank": self.rank,
-            "backend": self.backend,
-            "well": self.well,
-        }
+        return {**super().to_json(), "well": self.well}
 
 
 def state_of(seen: Mapping[str, Any], now: float) -> str:

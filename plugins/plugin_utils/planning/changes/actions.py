@@ -10,7 +10,8 @@ from typing import Any
 from ....module_utils.content.image_ref import parse_ref
 from ....module_utils.content.transfer_names import image_name
 from ....module_utils.credentials.instance_key import InstanceKey
-from ..desired.actions import ALIVE, Action, has_build, has_image, size
+from ...base.json_record import JsonRecord
+from ..desired.actions import ALIVE, Action, Kind, has_build, has_image, size
 from ..desired.deployment import Deployment
 from ..desired.deployment_parts import Build
 from ..desired.fleet import Host
@@ -71,7 +72,7 @@ class ImageStep:
 
 
 @dataclass(frozen=True)
-class ModelStep:
+class ModelStep(JsonRecord, omit=("hashes", "verify", "offered", "offline")):
     """Weights to download; or, if they are present, to verify by their content."""
 
     repo: str
@@ -84,14 +85,14 @@ class ModelStep:
     include: tuple[str, ...]
     image: str
     hashes: Mapping[str, str]
-    present: bool = False
+    verify: bool = False
     offered: bool = False  # other hosts get it from here
     offline: bool = False  # no hub is asked
 
     @property
     def bytes(self) -> int:
         """Return the size of what is downloaded."""
-        return 0 if self.present else sum(self.files.values())
+        return 0 if self.verify else sum(self.files.values())
 
     @property
     def called(self) -> str:
@@ -100,22 +101,7 @@ class ModelStep:
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments of the role hf_model."""
-        return {
-            "repo": self.repo,
-            "revision": self.revision,
-            "commit": self.commit,
-            "cache_dir": self.cache_dir,
-            "endpoint": self.endpoint,
-            "files": dict(self.files),
-            **({"hashes": dict(self.hashes)} if self.hashes else {}),
-            **({"verify": True} if self.present else {}),
-            **({"offered": True} if self.offered else {}),
-            **({"offline": True} if self.offline else {}),
-            "bytes": self.bytes,
-            "exclude": list(self.exclude),
-            "include": list(self.include),
-            "image": self.image,
-        }
+        return {**super().to_json(), "bytes": self.bytes}
 
 
 def docker_engine(host: Host) -> Action | None:
@@ -261,11 +247,11 @@ def unfinished_partition(
     return (_gpu_action(host, "partition_change", before, "finished", reason),)
 
 
-def _partition(host: Host, kind: str, before: str, after: str, variable: str, wanted: str) -> Action:
+def _partition(host: Host, kind: Kind, before: str, after: str, variable: str, wanted: str) -> Action:
     return _gpu_action(host, kind, before, after, f"{variable} is {wanted}")
 
 
-def _gpu_action(host: Host, kind: str, before: str, after: str, reason: str) -> Action:
+def _gpu_action(host: Host, kind: Kind, before: str, after: str, reason: str) -> Action:
     count = len(host.state.gpus) if host.state else host.settings.gpu_count
     return Action(kind, "gpu_partition", f"{count} GPUs", before, after, reason, PARTITIONING)
 
@@ -472,7 +458,7 @@ def _verification(
         else "an earlier release compared only the sizes of its files"
     )
     action = Action("verify_model", "hf_model", _model_name(step), before, after, reason, HUB)
-    yield replace(step, present=True), action
+    yield replace(step, verify=True), action
 
 
 def _model_name(step: ModelStep) -> str:

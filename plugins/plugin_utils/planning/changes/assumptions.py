@@ -4,22 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from ...base.json_record import JsonRecord
 from ...knowledge.catalog.gpus import GpuCatalog
 from ..desired.fleet import Host
 
 
 @dataclass(frozen=True)
-class Assumption:
+class Assumption(JsonRecord):
     """A fact that is assumed of a host, and the kinds of actions that are added or left out where it does not hold."""
 
     fact: str
-    kinds: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return an entry of `assumed` in plan.json."""
-        return {"fact": self.fact, "actions": list(self.kinds)}
+    actions: tuple[str, ...]
 
 
 def factory_modes(host: Host, catalog: GpuCatalog) -> tuple[str, str]:

@@ -4,37 +4,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from ...base.json_record import JsonRecord, Text
 from ..observed.node_state import NodeState
 
 # Docker's states of a container that uses its GPUs and port, or may do so soon.
 ALIVE = ("running", "restarting", "paused")
 DEBIAN = ("debian", "ubuntu")
+Role = Literal[
+    "host_prep", "distribution", "vllm_image", "hf_model", "instance_key", "gpu_partition", "vllm_serve",
+    "load_balancer",
+]  # fmt: skip
+Kind = Literal[
+    "docker_engine", "build_tools", "numa_balancing", "stop_server", "compute_partition", "memory_partition",
+    "partition_change", "gpu_clean", "transfer", "image", "push", "model", "verify_model", "instance_key", "generation",
+    "hold", "remove_server", "server", "restart_policy", "haproxy", "keepalived", "drain", "balancer", "undrain",
+    "remove_balancer",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Action:
+class Action(JsonRecord):
     """One change on a host: of what (kind, target), by which role, from which state to which, and why."""
 
-    kind: str
-    role: str
-    target: str
-    before: str
-    after: str
-    reason: str
-    source: str
-
-    def to_json(self) -> dict[str, str]:
-        """Return an entry of `actions` in plan.json."""
-        return {
-            "kind": self.kind,
-            "role": self.role,
-            "target": self.target,
-            "before": self.before,
-            "after": self.after,
-            "reason": self.reason,
-            "source": self.source,
-        }
+    kind: Kind
+    role: Role
+    target: Text
+    before: Text
+    after: Text
+    reason: Text
+    source: Text
 
 
 def has_image(state: NodeState | None, ref: str) -> bool:

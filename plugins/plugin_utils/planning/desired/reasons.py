@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...base.json_record import JsonRecord, Text
 from .deployment import Deployment
 
 VLLM_CLI = "vllm-cli"
@@ -19,7 +20,7 @@ ISOLATION = "rocm-gpu-isolation"
 
 
 @dataclass(frozen=True)
-class Reason:
+class Reason(JsonRecord):
     """Why a setting has its value.
 
     source: a key of catalog/sources.yml, with text to search for after a "#"; or a key of the inventory, or
@@ -28,17 +29,8 @@ class Reason:
 
     setting: str
     value: str
-    reason: str
-    source: str
-
-    def to_json(self) -> dict[str, str]:
-        """Return an entry of `reasons` in plan.json."""
-        return {
-            "setting": self.setting,
-            "value": self.value,
-            "reason": self.reason,
-            "source": self.source,
-        }
+    reason: Text
+    source: Text
 
 
 def deployment_key(deployment: Deployment, *keys: str) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ....module_utils.common.errors import Problem, natural
 from ....module_utils.common.hashing import spec_hash, text_hash
 from ...base.text import plural
-from ..desired.actions import DEBIAN, Action
+from ..desired.actions import DEBIAN, Action, Kind
 from ..desired.endpoint_settings import BalancerHost, ObservedBalancer
 from .backends import Backend, names_of
 from .balancer_plan import BALANCER, url_of
 from .servers import BackendServer, seen_servers
 
-ROLE = "load_balancer"
+ROLE: Final = "load_balancer"
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,10 @@ def package_problems(host: BalancerHost) -> Iterator[Problem]:
         yield Problem((), what, fix, (host.name,))
 
 
-def missing_packages(host: BalancerHost) -> list[tuple[str, str]]:
+def missing_packages(host: BalancerHost) -> list[tuple[Kind, str]]:
     """Return the packages that the host is known to lack, each with its purpose."""
-    observed, found = host.observed or ObservedBalancer(), []
+    observed = host.observed or ObservedBalancer()
+    found: list[tuple[Kind, str]] = []
     if not observed.installed:
         found.append(("haproxy", "it spreads requests over the instances"))
     if host.settings.virtual and not observed.keepalived:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from ....module_utils.credentials.instance_key import InstanceKey
 from ....module_utils.service.endpoint import OPERATOR
@@ -19,7 +19,7 @@ from .backends import Backend, names_of
 from .config import backend_json
 from .servers import BackendServer, HostBackends, Instance, Place, bracketed, reached_at, seen_servers
 
-BALANCER = "balancer"
+BALANCER: Final = "balancer"
 """The kind of the action that changes a load balancer's configuration."""
 INSTANCE = re.compile(r":\d+(:\d+)?$")
 """What follows the instance in the name of a server: its port, and a number if it is not its only server there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from ....module_utils.common.errors import natural
 from ....module_utils.common.paths import BALANCER_DIR
@@ -22,7 +22,7 @@ from .balancer_plan import url_of
 from .servers import seen_servers
 
 VARIABLE = "remove_load_balancer"
-REMOVAL = "remove_balancer"
+REMOVAL: Final = "remove_balancer"
 """The kind of the action that takes a load balancer down."""
 BEFORE, AFTER = "before", "after"
 
@@ -87,7 +87,7 @@ class FormerBalancer:
             return ()
         before = "running" if self.observed and self.observed.running else "not running"
         reason = f"the host is not in the group {BALANCERS}, and {VARIABLE} is true"
-        return (Action(REMOVAL, BALANCERS, self.host, before, "absent", reason, VARIABLE),)
+        return (Action(REMOVAL, "load_balancer", self.host, before, "absent", reason, VARIABLE),)
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in plan.json."""

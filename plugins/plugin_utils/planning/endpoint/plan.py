@@ -47,7 +47,6 @@ from .servers import (
 )
 from .virtual_address import address_files, address_problems, address_warnings, interface_of
 
-ROLE = "load_balancer"
 CONFIG_FILE = "haproxy.cfg"
 DATA_FILE = "balancer.json"
 AGENT_FILE = "agent.py"

@@ -15,6 +15,7 @@ from typing import Any
 from ....module_utils.common.errors import Problem
 from ....module_utils.common.hashing import canonical, text_hash
 from ....module_utils.service.generations import BackendInstance
+from ...base.json_record import JsonRecord
 from ..desired.endpoint_settings import BalancerHost
 from ..desired.fleet import ANY, LOCAL
 
@@ -25,7 +26,7 @@ Place = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class BackendServer:
+class BackendServer(JsonRecord):
     """An instance behind the load balancer.
 
     Attributes:
@@ -71,22 +72,8 @@ class BackendServer:
 
     def to_json(self) -> dict[str, Any]:
         """Return the server's entry in balancer.json. probe: by what the agent knows it, whatever its name is."""
-        probe = canonical([self.address, self.port, *self.models[:1]])
-        return {
-            "name": self.name,
-            "host": self.host,
-            "instance": self.instance,
-            "deployment": self.deployment,
-            "address": self.address,
-            "port": self.port,
-            "limit": self.limit,
-            "models": list(self.models),
-            "weight": self.weight,
-            "number": self.number,
-            "coming": self.coming,
-            "target": self.target,
-            "probe": text_hash(probe)[:16],
-        }
+        probe = text_hash(canonical([self.address, self.port, *self.models[:1]]))[:16]
+        return {"name": self.name, **super().to_json(), "target": self.target, "probe": probe}
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any], backend: Mapping[str, Any]) -> BackendServer:

@@ -195,10 +195,10 @@ def _memory(fit: Fit, instance: Instance) -> str:
         text = f"{weights} {size(fit.kv_cache_bytes)} of KV cache: {fit.kv_cache_tokens:,} tokens, {requests}"
         return f"{text}; measured on {fit.measured.host} at {fit.measured.at}"
     guess = "" if fit.basis == "exact" else ", as far as config.json says it"
-    if fit.ranges is None:
+    if fit.predicted is None:
         text = f"{weights} about {size(fit.kv_cache_bytes)} of KV cache{guess}"
         return f"{text}: {fit.kv_cache_tokens:,} tokens, {requests}"
-    (low_bytes, high_bytes), (least, most) = fit.ranges.kv_cache_bytes, fit.ranges.kv_cache_tokens
+    (low_bytes, high_bytes), (least, most) = fit.predicted.kv_cache_bytes, fit.predicted.kv_cache_tokens
     unit_of = size(high_bytes).rpartition(" ")[2]
     sizes = f"{size(low_bytes).removesuffix(unit_of).rstrip()} to {size(high_bytes)}"
     text = f"{weights} about {size(fit.kv_cache_bytes)} of KV cache ({sizes}){guess}: {fit.kv_cache_tokens:,} tokens"

@@ -177,9 +177,9 @@ def _smaller_batch(tuned: TunedSettings, knowledge: Knowledge) -> Any:
 
 def _unlike_prediction(found: Fit) -> tuple[str, ...]:
     """Return that what was measured is outside the predicted range: the model's estimate or that engine is wrong."""
-    if not found.measured or not found.ranges:
+    if not found.measured or not found.predicted:
         return ()
-    low, high = found.ranges.kv_cache_bytes
+    low, high = found.predicted.kv_cache_bytes
     if low <= found.kv_cache_bytes <= high:
         return ()
     return (

@@ -53,7 +53,7 @@ def nowhere_stored(
                 lacking.setdefault((text, BUILD), []).append(host.name)
         wanted: list[tuple[ImageStep | ModelStep, str]]
         wanted = [(step, f"image {step.ref}") for step in images if not step.build]
-        wanted += [(step, f"model {step.called}") for step in models if not step.present]
+        wanted += [(step, f"model {step.called}") for step in models if not step.verify]
         for step, called in wanted:
             if not has_stored(host, step) and (name_of(step), host.name) not in passed:
                 text = f"{called} is in no content store from which this host could get it."

@@ -45,9 +45,7 @@ def hub_load(models: Iterable[Iterable[ModelStep]], data: Mapping[str, Any]) -> 
     """
     for hub in data["hubs"]:
         asked = [
-            sum(
-                len(step.files) for step in steps if not step.present and _host(step.endpoint) in hub["hosts"]
-            )
+            sum(len(step.files) for step in steps if not step.verify and _host(step.endpoint) in hub["hosts"])
             for steps in models
         ]
         busy = [count * hub["per_file"] for count in asked if count]

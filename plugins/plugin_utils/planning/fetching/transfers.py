@@ -151,7 +151,7 @@ def _needs(
                 need = found.setdefault(name_of(image), _Need(IMAGE, image.ref))
                 need.lacking.append((host, image))
         for model in models:
-            if model.present or not model.files or not model.commit:
+            if model.verify or not model.files or not model.commit:
                 continue
             if host.settings.air_gap and has_stored(host, model):
                 continue

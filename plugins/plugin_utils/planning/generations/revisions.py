@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from ....module_utils.service.generations import Generation, History
 from ..desired.actions import Action
@@ -17,7 +17,7 @@ from .toolkit import ToolkitChange, toolkit_change
 
 FIRST = "first deployment"
 GONE = "no deployment defines it here any longer"
-ROLE = "vllm_serve"
+ROLE: Final = "vllm_serve"
 SOURCE = "the node's record of generations"
 
 

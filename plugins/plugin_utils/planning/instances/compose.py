@@ -496,7 +496,7 @@ def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict
     runtime = instance.deployment.runtime
     secrets = {"secrets": instance.secrets_mark} if instance.secrets_mark else {}
     fit = instance.verdict.fit
-    predicted = fit.ranges.kv_cache_tokens if fit and fit.ranges else None
+    predicted = fit.predicted.kv_cache_tokens if fit and fit.predicted else None
     modes = {"serve.sh": "0755", "env": "0600", "container.json": "0600"}
     return {
         "name": instance.name,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ....module_utils.common.errors import Problem
+from ...base.json_record import JsonRecord
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
 from .network import group_address
@@ -17,7 +17,7 @@ _LOCAL = ("localhost", "::1")
 
 
 @dataclass(frozen=True)
-class Rank:
+class Rank(JsonRecord):
     """A server's position among those that form one engine.
 
     Attributes:
@@ -43,21 +43,6 @@ class Rank:
     servers: int
     data_rank: int = 0
     headless: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return `rank` of an instance in plan.json."""
-        return {
-            "group": self.group,
-            "node_rank": self.node_rank,
-            "hosts": list(self.hosts),
-            "master": self.master,
-            "master_port": self.master_port,
-            "group_port": self.group_port,
-            "number": self.number,
-            "servers": self.servers,
-            "data_rank": self.data_rank,
-            "headless": self.headless,
-        }
 
     @property
     def nodes(self) -> int:

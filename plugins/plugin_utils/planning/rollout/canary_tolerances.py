@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from ...base.json_record import JsonRecord
 
 MIN_RUNS = 4
 """Runs without which a comparison proves nothing: measuring/statistics/shift.py says why, and a test holds both."""
@@ -17,7 +18,7 @@ class CanaryError(Exception):
 
 
 @dataclass(frozen=True)
-class CanaryTolerances:
+class CanaryTolerances(JsonRecord):
     """The accepted changes: percent of throughput and of the medians of TTFT and TPOT, points of the sanity set."""
 
     tolerance: float
@@ -25,16 +26,6 @@ class CanaryTolerances:
     runs: int
     max_runs: int
     accuracy_tolerance: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return `rules` of canary.json."""
-        return {
-            "tolerance": self.tolerance,
-            "latency_tolerance": self.latency_tolerance,
-            "accuracy_tolerance": self.accuracy_tolerance,
-            "runs": self.runs,
-            "max_runs": self.max_runs,
-        }
 
     @property
     def more(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....module_utils.service.generations import MEASUREMENTS, RESTART, STOP, UPGRADE, Hold
+from ...base.json_record import JsonRecord
 
 Data = Mapping[str, Any]
 
@@ -38,15 +39,11 @@ HOLD_TEXT = 400  # characters of a failure that a hold and the journal keep
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(JsonRecord):
     """A module or role of the collection (action) and its arguments."""
 
     action: str
     args: Data
-
-    def to_json(self) -> dict[str, Any]:
-        """For the playbook."""
-        return {"action": self.action, "args": dict(self.args)}
 
 
 @dataclass(frozen=True)

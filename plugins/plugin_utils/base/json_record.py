@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derive the JSON of a dataclass from its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+Text = Annotated[str, {"minLength": 1}]
+"""A text that is never empty. What stands in braces behind a type goes into the schema."""
+_PLAIN = {str, int, float, bool, type(None)}
+
+
+class JsonRecord:
+    """A dataclass whose JSON has its fields as keys: tuples become lists, and records in it have their own form.
+
+    `class Fit(JsonRecord, hide=("notes",), omit=("between",))`: `hide` names fields that no JSON has, `omit` those that
+    it has unless they are empty. A class whose JSON differs in more, as by a rounded number, says so in a to_json of
+    its own. `make generate` writes the schemas from the same fields.
+    """
+
+    _hide: ClassVar[tuple[str, ...]] = ()
+    _omit: ClassVar[tuple[str, ...]] = ()
+    _read: ClassVar[tuple[int, tuple[str, ...], bool] | None] = None
+
+    def __init_subclass__(cls, hide: tuple[str, ...] = (), omit: tuple[str, ...] = ()) -> None:
+        cls._hide, cls._omit, cls._read = hide, omit, None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain data."""
+        count, nested, extra = self._read or self._read_fields()
+        found = self.__dict__.copy()
+        while len(found) > count:  # cached properties come after the fields
+            found.popitem()
+        if extra:
+            for name in (*self._hide, *[name for name in self._omit if not found[name]]):
+                del found[name]
+        for name in nested:
+            if name in found:
+                found[name] = plain(found[name])
+        return found
+
+    @classmethod
+    def _read_fields(cls) -> tuple[int, tuple[str, ...], bool]:
+        """Return the number of fields, those whose values are not plain already, and whether any may be left out."""
+        names, hints = [item.name for item in fields(cls)], get_type_hints(cls)  # type: ignore[arg-type]
+        nested = tuple(name for name in names if not _scalar(hints[name]))
+        cls._read = len(names), nested, bool(cls._hide or cls._omit)
+        return cls._read
+
+
+def _scalar(hint: Any) -> bool:
+    origin = get_origin(hint)
+    return (
+        hint in _PLAIN
+        or origin is Literal
+        or (origin in (Union, UnionType) and all(map(_scalar, get_args(hint))))
+    )
+
+
+def plain(value: Any) -> Any:
+    """Return the value of a field as plain data."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, (tuple, list)):
+        return [item if type(item) in _PLAIN else plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: item if type(item) in _PLAIN else plain(item) for key, item in value.items()}
+    return value.to_json()
