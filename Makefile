@@ -158,7 +158,7 @@ quantizers: venv-dev $(QUANTIZERS)/.installed $(PARSERS)/.installed ## the lab's
 payload: venv-dev ## what Ansible sends to a node for each module, and whether it is too much (MODULE=vllm_server)
 	$(BIN)/python -m tests.payload $(MODULE)
 
-generate: venv-dev ## write plugins/modules/node_state.py anew, from plugins/module_utils/observe/
+generate: venv-dev ## write plugins/modules/node_state.py and the schemas of plan.json and summary.json anew
 	$(BIN)/python -m tests.generate
 
 docs: venv-dev ## write docs/commands.md, docs/variables.md and what is generated of docs/architecture.md anew

@@ -8,11 +8,18 @@ from pathlib import Path
 from ansible_collections.instinct.fleet.plugins.plugin_utils.base.bundle import module
 
 from tests import ROOT
+from tests.schemas.derive import as_text
+from tests.schemas.plan import plan_schema
+from tests.schemas.summary import summary_schema
 
 
 def generated() -> dict[Path, str]:
     """Every such file, with its text."""
-    return {ROOT / "plugins/modules/node_state.py": module("node_state")}
+    schemas = {"plan": plan_schema(), "summary": summary_schema()}
+    return {ROOT / "plugins/modules/node_state.py": module("node_state")} | {
+        ROOT / f"catalog/schemas/{name}.schema.json": as_text(schema) + "\n"
+        for name, schema in schemas.items()
+    }
 
 
 if __name__ == "__main__":

@@ -8,25 +8,29 @@ from dataclasses import fields
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
+# What stands in braces behind a type goes into the schema.
 Text = Annotated[str, {"minLength": 1}]
-"""A text that is never empty. What stands in braces behind a type goes into the schema."""
+Count = Annotated[int, {"minimum": 0}]
 _PLAIN = {str, int, float, bool, type(None)}
 
 
 class JsonRecord:
     """A dataclass whose JSON has its fields as keys: tuples become lists, and records in it have their own form.
 
-    `class Fit(JsonRecord, hide=("notes",), omit=("between",))`: `hide` names fields that no JSON has, `omit` those that
-    it has unless they are empty. A class whose JSON differs in more, as by a rounded number, says so in a to_json of
-    its own. `make generate` writes the schemas from the same fields.
+    `class Fit(JsonRecord, hide=("notes",), omit=("between",), add=("size",))`: `hide` names fields that no JSON has,
+    `omit` those that it has unless they are empty, and `add` properties that it has as well. A class whose JSON differs
+    in more, as by a rounded number, says so in a to_json of its own. `make generate` writes schemas from all of this.
     """
 
     _hide: ClassVar[tuple[str, ...]] = ()
     _omit: ClassVar[tuple[str, ...]] = ()
+    _add: ClassVar[tuple[str, ...]] = ()
     _read: ClassVar[tuple[int, tuple[str, ...], bool] | None] = None
 
-    def __init_subclass__(cls, hide: tuple[str, ...] = (), omit: tuple[str, ...] = ()) -> None:
-        cls._hide, cls._omit, cls._read = hide, omit, None
+    def __init_subclass__(
+        cls, hide: tuple[str, ...] = (), omit: tuple[str, ...] = (), add: tuple[str, ...] = ()
+    ) -> None:
+        cls._hide, cls._omit, cls._add, cls._read = hide, omit, add, None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain data."""
@@ -37,6 +41,8 @@ class JsonRecord:
         if extra:
             for name in (*self._hide, *[name for name in self._omit if not found[name]]):
                 del found[name]
+            for name in self._add:
+                found[name] = getattr(self, name)
         for name in nested:
             if name in found:
                 found[name] = plain(found[name])
@@ -44,10 +50,10 @@ class JsonRecord:
 
     @classmethod
     def _read_fields(cls) -> tuple[int, tuple[str, ...], bool]:
-        """Return the number of fields, those whose values are not plain already, and whether any may be left out."""
+        """Return the number of fields, those whose values are not plain already, and whether keys go or come."""
         names, hints = [item.name for item in fields(cls)], get_type_hints(cls)  # type: ignore[arg-type]
         nested = tuple(name for name in names if not _scalar(hints[name]))
-        cls._read = len(names), nested, bool(cls._hide or cls._omit)
+        cls._read = len(names), nested, bool(cls._hide or cls._omit or cls._add)
         return cls._read
 
 

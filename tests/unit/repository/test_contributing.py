@@ -144,6 +144,15 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
             "tests/data/rocm_samples/INDEX.md": "amdsmi",
         },
     ),
+    "How does another key get into plan.json?": (
+        "change-what-planjson-or-summaryjson-has",
+        {
+            "plugins/plugin_utils/base/json_record.py": "class JsonRecord",
+            "tests/schemas/plan.py": "class Plan",
+            "tests/schemas/summary.py": "class Summary",
+            "catalog/schemas/plan.schema.json": "properties",
+        },
+    ),
     "A test says that recorded plans differ.": (
         "change-plans-on-purpose",
         {"tests/unit/plan/test_recorded_plans.py": "RECORD"},

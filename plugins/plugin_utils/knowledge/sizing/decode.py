@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...base.json_record import JsonRecord
+from ...base.json_record import Count, JsonRecord
 from ..shapes.layers import Cache, Layer
 from ..shapes.shape import ModelShape
 from ..shapes.weights import Matrix, Scheme, matrix_bytes, padded_vocabulary
@@ -84,6 +84,7 @@ class DecodeStep(JsonRecord):
 
     Attributes:
         gpus: of the engine.
+        peak: of one of them, by the catalogue.
         parameters: weights that each token is multiplied with over all GPUs, by the data type of the multiplication;
             sampled_parameters: those of the output layer, for tokens that are sampled only.
         reads: None for a pipeline, where the number of batches that are in flight is not known.
@@ -91,8 +92,8 @@ class DecodeStep(JsonRecord):
 
     gpus: int
     peak: PeakRates | None
-    parameters: Mapping[str, int]
-    sampled_parameters: Mapping[str, int]
+    parameters: Mapping[str, Count]
+    sampled_parameters: Mapping[str, Count]
     reads: StepReads | None
 
 

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 from ...base.json_record import JsonRecord
 from .estimates import MeasuredStart, PredictedRanges
 
-EXACT, ESTIMATED = "exact", "estimated"
+EXACT: Final = "exact"
+ESTIMATED: Final = "estimated"
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class FitRange(JsonRecord):
     """Between what the numbers of a Fit lie where not all of the model is known: the lowest and the highest of each.
 
     fits: whether it fits in the worst case too; Fit.fits is about the best one. unsure: what is not known.
+    weights_bytes_per_gpu, kv_cache_bytes, kv_cache_tokens, max_concurrency: the lowest and the highest, as in a Fit.
     """
 
     weights_bytes_per_gpu: tuple[int, int]
@@ -36,6 +38,10 @@ class Fit(JsonRecord, hide=("notes",), omit=("between",)):
     """How a model fits one GPU or partition of the instance.
 
     Attributes:
+        fits: whether vLLM would start.
+        weights_bytes_per_gpu: of the rank that has most.
+        kv_cache_bytes: what is left for the KV cache.
+        max_model_len: in tokens.
         kv_bytes_per_token: of the largest pipeline stage, before rounding to blocks.
         kv_cache_tokens, max_concurrency: as in vLLM's log.
         headroom_bytes: memory left after weights, reserve and one request of max_model_len; negative if memory is
@@ -44,6 +50,7 @@ class Fit(JsonRecord, hide=("notes",), omit=("between",)):
         between: the range that the numbers lie in if they are estimated; None if they are exact, or if config.json
             lacks what they follow from. fits, headroom_bytes and max_model_len then are of the best case.
         reserve_bytes: an estimate, as is the cache size that results from it, unless `measured` at a start.
+        measured: at a start of the same engine, from which the sizes then are; None if it has none.
         predicted: the ranges in which these estimates may be; None if nothing is estimated.
     """
 
@@ -56,7 +63,7 @@ class Fit(JsonRecord, hide=("notes",), omit=("between",)):
     max_model_len: int
     reserve_bytes: int
     headroom_bytes: int
-    basis: str
+    basis: Literal["exact", "estimated"]
     notes: tuple[str, ...] = ()
     between: FitRange | None = None
     predicted: PredictedRanges | None = None

@@ -40,7 +40,10 @@ _SIZES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Claim(JsonRecord):
-    """The backend that a server is expected to take, and the log lines that prove each backend of its release."""
+    """The backend that a server is expected to take, and the log lines that prove each backend of its release.
+
+    planned: as catalog/vllm/backends.yml names it. lines: by backend, texts of the log, each of which proves it.
+    """
 
     planned: str
     lines: Mapping[str, tuple[str, ...]]

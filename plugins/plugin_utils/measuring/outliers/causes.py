@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...base.json_record import JsonRecord
+from ...base.json_record import Count, JsonRecord
 
 STRONG = 3.0
 """Lift from which a factor is named by itself."""
@@ -29,10 +29,10 @@ class Cause(JsonRecord):
 
     factor: str
     value: str
-    slow: int
-    of_slow: int
-    others: int
-    of_others: int
+    slow: Count
+    of_slow: Count
+    others: Count
+    of_others: Count
     lift: float
 
     def to_json(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ IN, OUT, DOWN, NONE = "in", "out", "down", ""
 
 
 @dataclass(frozen=True)
-class StatusRow(JsonRecord):
+class StatusRow(JsonRecord, add=("well",)):
     """An instance. Load and speed are None if it did not answer; age: seconds in this state.
 
     balancer: IN, OUT, DOWN, "1 of 2" if two load balancers differ, NONE if none has the instance. rank: it works for a
@@ -81,10 +81,6 @@ class StatusRow(JsonRecord):
     def trouble(self) -> bool:
         """Return whether it needs attention."""
         return self.state in TROUBLE
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content for -e status_file."""
-        return {**super().to_json(), "well": self.well}
 
 
 def state_of(seen: Mapping[str, Any], now: float) -> str:

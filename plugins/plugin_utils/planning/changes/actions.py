@@ -72,8 +72,12 @@ class ImageStep:
 
 
 @dataclass(frozen=True)
-class ModelStep(JsonRecord, omit=("hashes", "verify", "offered", "offline")):
-    """Weights to download; or, if they are present, to verify by their content."""
+class ModelStep(JsonRecord, omit=("hashes", "verify", "offered", "offline"), add=("bytes",)):
+    """Weights to download; or, if they are present, to verify by their content: the arguments of the role hf_model.
+
+    commit: empty in a plan made without network and pin. image: the one in which it is fetched. hashes: of the files'
+    content; none for files whose hash is not known. verify: they are there, and are compared by their content.
+    """
 
     repo: str
     revision: str
@@ -98,10 +102,6 @@ class ModelStep(JsonRecord, omit=("hashes", "verify", "offered", "offline")):
     def called(self) -> str:
         """Return its name in messages: the repository at its commit."""
         return f"{self.repo}@{self.commit[:12]}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the arguments of the role hf_model."""
-        return {**super().to_json(), "bytes": self.bytes}
 
 
 def docker_engine(host: Host) -> Action | None:

@@ -29,6 +29,7 @@ class Rank(JsonRecord):
             handshake, or Ray).
         group_port: the rendezvous of their supervisors.
         number: this server's position among the engine's `servers`.
+        servers: how many servers the engine has.
         data_rank: the first data parallel rank of this server.
         headless: it works for the first server, and has no HTTP port.
     """
