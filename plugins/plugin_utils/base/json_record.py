@@ -72,6 +72,6 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, (tuple, list)):
         return [item if type(item) in _PLAIN else plain(item) for item in value]
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return {key: item if type(item) in _PLAIN else plain(item) for key, item in value.items()}
     return value.to_json()
