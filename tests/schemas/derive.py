@@ -30,6 +30,7 @@ class Definitions:
 
     def __init__(self, written_as: Mapping[type, Any]) -> None:
         self.found: dict[str, Schema] = {}
+        self._classes: dict[str, Any] = {}
         self._written_as = written_as
 
     def of(self, hint: Any) -> Schema:
@@ -58,6 +59,8 @@ class Definitions:
             return {"type": "array", "items": self.of(args[0])}
         hint = self._written_as.get(hint, hint)
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", hint.__name__).lower()
+        if self._classes.setdefault(name, hint) is not hint:
+            raise ValueError(f"two classes of the schema are called {name}")
         if name not in self.found:
             self.found[name] = {}  # a class may be part of itself
             self.found[name] = self.object_of(hint)

@@ -111,3 +111,9 @@ def test_what_the_schema_accepts(changes: Any) -> None:
 )
 def test_what_the_schema_refuses(changes: Any) -> None:
     assert not Draft202012Validator(MADE).is_valid({**WHOLE, **changes})
+
+
+def test_two_classes_of_one_name() -> None:
+    keys = {"one": Written, "other": type("Written", (Other,), {})}
+    with pytest.raises(ValueError, match="called written"):
+        schema("pair.json", TypedDict("Pair", keys))
