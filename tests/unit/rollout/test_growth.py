@@ -14,7 +14,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.service.minimum imp
     ServingEngine,
     refusals,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.plan import check_fleet
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.stopping import (
     HostStops,
     stop_problems,
