@@ -155,7 +155,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "A test says that recorded plans differ.": (
         "change-plans-on-purpose",
-        {"tests/unit/plan/test_recorded_plans.py": "RECORD"},
+        {"tests/unit/plan/test_recorded_plans.py": "RECORD", "tests/recorded/play.py": "RENAMED"},
     ),
     "May I use another Python package?": (
         "add-a-dependency",
