@@ -89,7 +89,11 @@ def differing(before: Record, after: Record, keys: Iterable[str] = SIDES.values(
 
 def difference(before: Record, after: Record) -> list[str]:
     """Return what differs as lines for people: places, then what is kept of both sides as a diff."""
-    places = [f"  {verb}: {', '.join(differing(before, after, [key]))}" for verb, key in SIDES.items()]
+    places = [
+        f"  {verb}: {', '.join(names)}"
+        for verb, key in SIDES.items()
+        if (names := differing(before, after, [key]))
+    ]
     keys = ["shown"]
     if differing(before, after, ["parts"]) and "whole" in before and "whole" in after:
         keys.append("whole")
