@@ -28,7 +28,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.va
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.public_variables import (
     public_variables,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_state import kept_runs
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_state import NodeState
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import OPTIONS
 
 
@@ -55,7 +55,7 @@ class ActionModule(ControllerAction):
                 options=options,
                 instances=instances,
                 variables={name: reader.values(name, names) for name in reader.hosts(options["hosts"])},
-                kept={name: kept_runs(state or {}) for name, state in states.items()},
+                kept={name: NodeState.from_json(state).benchmarks for name, state in states.items() if state},
             )
         )
         if plan.text:

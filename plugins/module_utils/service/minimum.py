@@ -115,7 +115,7 @@ def _services(engines: Iterable[ServingEngine]) -> dict[str, tuple[Name, dict[Ke
     return found
 
 
-class Room:
+class SpareEngines:
     """How many engines of each service may be taken out, counted once however many choices are tried.
 
     lacking: what was taken leaves too few of one.
@@ -186,7 +186,7 @@ def _way(
     for item in taken:
         for host in item.hosts:
             on.setdefault(host, []).append(item)
-    room = Room(engines, min_available)
+    room = SpareEngines(engines, min_available)
     hosts: list[str] = []
     for host in sorted(on, key=natural):
         if room.fits(on[host]):

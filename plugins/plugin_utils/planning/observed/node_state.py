@@ -317,16 +317,11 @@ class NodeState:
             stored=frozenset(map(str, state.get("stored") or ())),
             libtorrent=bool(state.get("libtorrent")),
             held_bytes=int(state.get("held_bytes") or 0),
-            benchmarks=kept_runs(state),
+            benchmarks=tuple(
+                KeptRuns(str(item["run"]), str(item["target"]), tuple(map(int, item["runs"])))
+                for item in state.get("benchmarks") or ()
+            ),
         )
-
-
-def kept_runs(state: Mapping[str, Any]) -> tuple[KeptRuns, ...]:
-    """Return what a node keeps of benchmarks; it raises as NodeState.from_json does."""
-    return tuple(
-        KeptRuns(str(item["run"]), str(item["target"]), tuple(map(int, item["runs"])))
-        for item in state.get("benchmarks") or ()
-    )
 
 
 def _text(value: Any) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....module_utils.common.errors import Problem
-from ....module_utils.service.minimum import WORD, Count, Room, ServingEngine, refusals, resolve_count
+from ....module_utils.service.minimum import WORD, Count, ServingEngine, SpareEngines, refusals, resolve_count
 from ..changes.actions import PARTITION_KINDS
 from ..desired.endpoint_settings import NOT_IN_RUN
 from ..endpoint.servers import Instance
@@ -119,7 +119,7 @@ def stop_problems(engines: Sequence[ServingEngine], stops: HostStops) -> tuple[P
 
     An engine over several hosts is out of service from the first of its hosts to the last.
     """
-    room, on = Room(engines, stops.min_available), dict[str, list[ServingEngine]]()
+    room, on = SpareEngines(engines, stops.min_available), dict[str, list[ServingEngine]]()
     for item in engines:
         if len(item.hosts) == 1:
             on.setdefault(item.hosts[0], []).append(item)
