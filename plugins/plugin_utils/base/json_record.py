@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 # What stands in braces behind a type goes into the schema.
 Text = Annotated[str, {"minLength": 1}]
 Count = Annotated[int, {"minimum": 0}]
-_PLAIN = {str, int, float, bool, type(None)}
+_SCALARS = (str, int, float, type(None))
+_PLAIN = {*_SCALARS, bool}
 
 
 class JsonRecord:
@@ -68,7 +69,7 @@ def _scalar(hint: Any) -> bool:
 
 def plain(value: Any) -> Any:
     """Return the value of a field as plain data."""
-    if type(value) in _PLAIN:
+    if isinstance(value, _SCALARS):  # Ansible's own texts and numbers included
         return value
     if isinstance(value, (tuple, list)):
         return [item if type(item) in _PLAIN else plain(item) for item in value]

@@ -53,6 +53,19 @@ def test_json_is_the_fields(cached: bool) -> None:
     assert made.secret == "no"
 
 
+def test_texts_of_ansible_are_texts() -> None:
+    """Options are of classes of its own, which only derive from str and the like."""
+
+    class Tagged(str):
+        __slots__ = ()
+
+    made = Outer("a", Tagged("x"), 1.5, (1, 2), ((Tagged("p"), 1),), by_name={"k": Inner(1, Tagged("n"))})
+    assert (made.to_json()["pairs"], made.to_json()["by_name"]) == (
+        [["p", 1]],
+        {"k": {"size": 1, "note": "n"}},
+    )
+
+
 def test_what_is_returned_is_the_callers() -> None:
     made = Outer("a", "x", 1.5, (1, 2))
     made.to_json()["parts"].append(1)
