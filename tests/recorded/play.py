@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from ansible._internal._datatag._tags import Origin
 from ansible.errors import AnsibleActionFail
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.instinct.fleet.plugins.action import bench_plan, fleet_plan
@@ -121,7 +122,7 @@ def _run(
 ) -> dict[str, Any]:
     """Run an action as ansible-playbook does."""
     task = SimpleNamespace(
-        args=dict(options), check_mode=case.get("check", False), async_val=0, action="", diff=False
+        args=_tagged(options), check_mode=case.get("check", False), async_val=0, action="", diff=False
     )
     connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="unused"))
     action = module.ActionModule(task, connection, SimpleNamespace(), DataLoader(), None, None)
@@ -130,6 +131,15 @@ def _run(
     )
     found: dict[str, Any] = action.run(task_vars=dict(facts))
     return found
+
+
+def _tagged(value: Any) -> Any:
+    """Return data whose texts are of Ansible's own class, as those of tasks are."""
+    if isinstance(value, Mapping):
+        return {key: _tagged(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_tagged(item) for item in value]
+    return Origin(description="recorded").tag(value) if isinstance(value, str) else value
 
 
 def _facts(case: Case, place: Path) -> dict[str, Any]:
