@@ -35,7 +35,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import pr
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.groups import BALANCERS
 
 COLLECTION = "instinct.fleet."
-PLAN = "instinct.fleet.fleet_plan"
+PLANS = ("instinct.fleet.fleet_plan", "instinct.fleet.bench_plan")
+"""They refuse the input before anything is done, with all of its problems."""
 STATUS = "instinct.fleet.instance_status"
 VERDICTS = tuple(f"instinct.fleet.{name}" for name in ("rollout_verdict", "accuracy_report", "burnin_report"))
 """They judge all hosts, and fail on the one where they are run."""
@@ -130,7 +131,7 @@ class CallbackModule(Default):
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """Print why a task failed, and record the host's first error."""
-        planning = result.task.action == PLAN
+        planning = result.task.action in PLANS
         text = message(result.result)
         if not ignore_errors:
             whole = planning or result.task.action in VERDICTS or is_finding(result.task)

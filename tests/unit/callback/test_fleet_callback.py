@@ -155,10 +155,11 @@ def test_what_is_ignored_and_told_elsewhere_is_not_told_here(fleet: Any) -> None
     assert fleet.errors == {}
 
 
-def test_a_failed_plan_says_all_of_it_in_the_end(fleet: Any) -> None:
+@pytest.mark.parametrize("module", ["fleet_plan", "bench_plan"])
+def test_a_failed_plan_says_all_of_it_in_the_end(fleet: Any, module: str) -> None:
     problems = "\n".join(f"* {number} {'x' * 500}" for number in range(30))
     fleet.v2_runner_on_failed(
-        result("n1", "Plan", action="instinct.fleet.fleet_plan", msg=f"30 problems\n{problems}")
+        result("n1", "Plan", action=f"instinct.fleet.{module}", msg=f"30 problems\n{problems}")
     )
     assert ended(fleet, {"n1": 1}) == [
         "Failed: n1, at: Plan\n  30 problems\n  "
