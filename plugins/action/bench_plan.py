@@ -14,16 +14,6 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base
 from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.run_reading import plan_problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.files import CATALOG
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import Knowledge
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.pipeline import (
-    BenchmarkInputs,
-    plan_benchmark,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.begin import (
-    benchmark_variables,
-)
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.request import (
-    measured_instances,
-)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.public_variables import (
     public_variables,
@@ -46,6 +36,18 @@ class ActionModule(ControllerAction):
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the run, and the text; or fail with everything that would make the measurement fail."""
+        # Here, as every run imports the actions of its play ahead, and most runs measure nothing.
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.pipeline import (
+            BenchmarkInputs,
+            plan_benchmark,
+        )
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.begin import (
+            benchmark_variables,
+        )
+        from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.suites.request import (
+            measured_instances,
+        )
+
         reader, instances = InventoryReader(facts), measured_instances(options["todo"])
         names = benchmark_variables(options["kinds"])
         states = {name: reader.host(name, False, ()).state for name, _instance in instances}

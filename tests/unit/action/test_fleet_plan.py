@@ -591,6 +591,26 @@ def test_hub_library_is_not_loaded_without_need() -> None:
     assert huggingface_hub.constants.ENDPOINT  # it is there to be loaded
 
 
+def test_what_plans_loads_nothing_that_measures() -> None:
+    """Every run imports the actions of its play ahead, also of tasks that it skips."""
+    plays = yaml.safe_load((ROOT / "playbooks/plan.yml").read_text(encoding="utf-8"))
+    tasks = {key for play in plays for task in play["tasks"] for key in task}
+    names = [name.rpartition(".")[2] for name in tasks if name.startswith("instinct.fleet.")]
+    actions = [name for name in names if (ROOT / f"plugins/action/{name}.py").exists()]
+    assert {"fleet_plan", "bench_plan"} <= set(actions)
+    imports = "; ".join(
+        f"import ansible_collections.instinct.fleet.plugins.action.{name}" for name in actions
+    )
+    program = (
+        f"import sys; sys.path[:0] = ['.collections']; {imports}; "
+        "print([name for name in sys.modules if '.plugin_utils.measuring' in name])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
 def vaulted(text: str, place: Path) -> str:
     """What ansible-vault makes of a text."""
     password = place / "password"
