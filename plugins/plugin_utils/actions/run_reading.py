@@ -130,7 +130,7 @@ class RunReading:
 
     def _kinds(self) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
         """Return the benchmarks of the run, and why its suites cannot be measured."""
-        suites = self.suites()
+        suites = self._suites()
         if not any(suites.values()):
             return tuple(self.options["kinds"]) or ("serve",), ()
         from ..measuring.suites.request import requested_kinds  # as _wrong_suites
@@ -141,7 +141,7 @@ class RunReading:
             return (), error.problems
         return kinds, ()
 
-    def suites(self) -> dict[str, dict[str, Any]]:
+    def _suites(self) -> dict[str, dict[str, Any]]:
         """Return by what each host is measured: its suite, and what it leaves open; nothing of other runs."""
         if measuring_operation(self.options) != BENCHMARK:
             return {}

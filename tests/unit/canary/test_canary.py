@@ -25,7 +25,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.canary.ve
     relative_to_reference,
     runs_of,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.statistics.shift import shift
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.statistics.shift import MIN_RUNS, shift
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout import canary_tolerances
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.canary_tolerances import (
     CanaryTolerances,
 )
@@ -50,6 +51,11 @@ def test_intervals_are_those_of_the_tables(old: int, new: int, critical: int) ->
     differences = sorted(b - a for b in after for a in before)
     found = shift(before, after)
     assert (found.low, found.high) == (differences[critical], differences[-1 - critical])
+
+
+def test_the_least_runs_are_those_of_the_statistics() -> None:
+    """Planning imports nothing that measures, and refuses fewer before anything is touched."""
+    assert canary_tolerances.MIN_RUNS == MIN_RUNS
 
 
 def test_three_runs_prove_nothing() -> None:

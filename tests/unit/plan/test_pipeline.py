@@ -93,6 +93,12 @@ def test_hosts_are_left_out_until_the_others_can_be_planned() -> None:
 
 
 def test_a_contradiction_is_refused_and_excludes_no_host() -> None:
-    wanted = [deployment(), deployment(name="other", gpus="0-7")]
-    with pytest.raises(FleetError):
-        check_fleet(fleet({"n1": state()}, wanted))
+    """What equal hosts have in common comes from the inventory."""
+    states = {name: state(hostname=name) for name in ("n1", "n2")}
+    wanted = [deployment(ports=[8000]), deployment(name="other", ports=[8000])]
+    with pytest.raises(FleetError) as refused:
+        pipeline.plan_fleet(check_fleet(fleet(states, wanted)), workshop(LOCK))
+    texts = [problem.text() for problem in refused.value.problems]
+    assert texts
+    assert not [text for text in texts if "is left out" in text]
+    assert {name for problem in refused.value.problems for name in problem.hosts} == set(states)
