@@ -41,8 +41,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fl
     build_fleet,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.fetching.transfers import (
-    by_host,
     plan_transfers,
+    transfers_by_host,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import InstanceFactory
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
@@ -298,7 +298,7 @@ def transferring(hosts: int = SIZES[-1], files: int = 170) -> float:
     def once() -> float:
         start = time.process_time()
         found, _unused = plan_transfers(steps, known.hosts)
-        parts = by_host(found)
+        parts = transfers_by_host(found)
         text = json.dumps([item.to_json() for item in found])
         seconds = time.process_time() - start
         assert len(found) == 2

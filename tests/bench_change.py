@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import time
 
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.proof import proved
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.proof import (
+    proof_and_refusals,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import OPTIONS
 
 from tests.worlds.edited_fleet import Inventory, Planned, Site, edited, planned, settled
@@ -38,7 +40,7 @@ def upgrade(inventory: Inventory, site: Site) -> Planned:
 
 def prove(done: Planned) -> list[str]:
     """Prove the plan as fleet_plan does, and return the lines that say so."""
-    lines, refused = proved(PROVED, done.plan, done.todo, done.rollout, None)
+    lines, refused = proof_and_refusals(PROVED, done.plan, done.todo, done.rollout, None)
     assert lines
     assert not refused
     return lines

@@ -40,7 +40,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.placement.slots import Slot
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.companion_args import with_pins
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.parallel import problems
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.parallel import parallel_problems
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.tune import TargetGpu, tune
 
 from tests import ROOT
@@ -96,7 +96,7 @@ def lines_of(wanted: Deployment, machine: TargetGpu, model: ModelFacts, version:
     """
     software = ImageFacts(wanted.image, "declared", vllm=version, platform="rocm")
     tuned = tune(wanted, machine, software, model, knowledge())
-    if tuned.problems or problems(wanted, tuned.table):
+    if tuned.problems or parallel_problems(wanted, tuned.table):
         return
     env = knowledge().env(version)
     assert not [item for item in tuned.env.items() if check_env(env, *item).is_error]

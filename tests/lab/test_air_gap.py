@@ -193,7 +193,7 @@ def test_a_bundle_serves_where_no_registry_and_no_hub_is(no_route: Lab, tmp_path
     place = ["--limit", maker, "-e", f"bundle_dir={BUNDLES}/second"]
     refused = lab.play("bundle_load", *place)
     assert refused.rc != 0
-    assert "Copy fleet.lock.json of the bundle" in refused.out
+    assert "Copy fleet.lock.json from the bundle" in refused.out
     lock.write_text(lab.on(maker, f"cat {BUNDLES}/second/fleet.lock.json"), encoding="utf-8")
     refused = lab.play("bundle_load", *place)
     assert refused.rc != 0

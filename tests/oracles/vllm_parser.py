@@ -26,9 +26,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flag
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import (
     Flag,
     FlagTable,
-    absent,
+    absence_finding,
+    acceptance_finding,
     check_tokens,
-    noted,
 )
 
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
@@ -222,7 +222,7 @@ def _take(state: _State, text: str, following: Sequence[str]) -> int:
     name = text.partition("=")[0]
     table = state.table
     if not found:
-        state.findings.append(absent(table, name))
+        state.findings.append(absence_finding(table, name))
         return len(following) if state.free <= len(state.positionals) else 0
     if len(found) > 1:
         names = ", ".join(sorted(option for option, _ in found)[:6])
@@ -241,7 +241,7 @@ def _take(state: _State, text: str, following: Sequence[str]) -> int:
         state.findings.append(Finding(name, ABBREVIATED, what, f"Write {option}."))
     tokens, taken = _values(state, flag, option, glued, following)
     if tokens is not None:
-        finding = check_tokens(table, flag, tokens) if tokens else noted(table, flag)
+        finding = check_tokens(table, flag, tokens) if tokens else acceptance_finding(table, flag)
         if finding.status != OK:
             state.findings.append(finding)
         if flag.kind in ("append",):

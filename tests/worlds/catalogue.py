@@ -15,7 +15,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.sh
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.kv_cache import CacheRules
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import FlagTable
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import (
-    Rendered,
+    RenderedSetting,
     SettingsBook,
     flag_argv,
     render_setting,
@@ -60,7 +60,7 @@ def covered(line: Timeline, since: str | None, until: str | None) -> tuple[str, 
     return tuple(name for index, name in enumerate(line.releases) if line.inside(since, until, index))
 
 
-def render_settings(book: SettingsBook, settings: Iterable[tuple[str, Any]]) -> Rendered:
+def render_settings(book: SettingsBook, settings: Iterable[tuple[str, Any]]) -> RenderedSetting:
     """Flags and variables of several settings, put together as the planner does. AssertionError when two clash."""
     decisions, findings = Decisions(), []
     for name, value in settings:
@@ -69,7 +69,7 @@ def render_settings(book: SettingsBook, settings: Iterable[tuple[str, Any]]) -> 
         assert clash is None, clash
         decisions.add(found.args, found.env, name, "")
         findings += found.findings
-    return Rendered(decisions.args, decisions.env, tuple(findings))
+    return RenderedSetting(decisions.args, decisions.env, tuple(findings))
 
 
 def to_argv(table: FlagTable, args: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from ..knowledge.catalog.release import toolkit_release
 from ..planning.desired.inventory_check import conflict_problems
 from ..planning.desired.variables import InventoryReader
 from ..planning.endpoint.assets import SecretsPolicy, VaultReader, load_endpoint
-from ..planning.fetching.builds import merge_built, without_lost
+from ..planning.fetching.builds import drop_lost_builds, merge_built
 from ..planning.instances.benchmark import unknown_benchmark_arguments
 from ..planning.instances.factory import InstanceFactory
 from ..planning.instances.render import load_renderer
@@ -179,7 +179,7 @@ class RunReading:
         lock = resolve.confirm_pushes(fleet, lock, options["check_pushes"] or refresh)
         if lock != kept and not self.check_mode:
             lock = update_lock(path, kept, lock, refresh, write_json)
-        return without_lost(fleet, lock) if refresh else lock, fresh
+        return drop_lost_builds(fleet, lock) if refresh else lock, fresh
 
     def access_warnings(self, run: PlannedRun) -> tuple[str, ...]:
         """Return where it is uncertain that hosts may fetch what they lack. Raise FleetError where they may not."""

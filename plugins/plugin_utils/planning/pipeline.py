@@ -2,7 +2,7 @@
 """The plan of a run, pass by pass: from what the operator said and what was observed to what playbooks carry out. Pure.
 
 Two things are read between the passes: what a checked run needs of registries, hubs and vaults (Resources), and whether
-hosts may fetch what they lack.
+hosts may fetch what they need.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LIMITS = (
     run.keep_fetch_window,
     run.warn_of_other_runs,
 )
-"""From PlannedRun to PlannedRun, before it is asked whether hosts may fetch."""
+"""From PlannedRun to PlannedRun, before the check whether hosts may fetch."""
 RUN = (
     run.report_hosts,
     run.batch_changes,
@@ -73,8 +73,8 @@ def plan_fleet(
 ) -> FleetPlan:
     """Plan every host. again: see FleetInputs.
 
-    A pin that the lock lacks is planned as written (the tag, the revision): that is for plans made without network;
-    what is applied is resolved before. Hosts that cannot carry out their part are excluded, and the others planned
+    What the lock does not pin is planned as written (the tag, the revision): that is for plans made without network;
+    what is applied is resolved first. Hosts that cannot carry out their part are excluded, and the others planned
     without them. Raise FleetError with the problems of all hosts.
     """
     factory.use_starts(checked.fleet.hosts)

@@ -137,7 +137,7 @@ def test_what_the_toolkit_itself_calls_images_is_known_on_the_host(
 
 def test_mirrors_that_make_no_sense_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locked(tmp_path)
-    with pytest.raises(AnsibleActionFail, match="is no registry"):
+    with pytest.raises(AnsibleActionFail, match="is not a registry"):
         prune(tmp_path, LEFT, monkeypatch, registry_override={"https://x": "mirror.example"})
 
 

@@ -125,7 +125,7 @@ MISTAKES = {
         add(f"{GROUP_VARS}/vault.yml", "$ANSIBLE_VAULT;1.1;AES256\n" + "61" * 40 + "\n"),
     ),
     "a misspelled argument of a benchmark": Mistake(
-        ("benchmark_serve_args.num_promts", "is no argument of vLLM's serve benchmark.", "Did you mean num_prompts?"),
+        ("benchmark_serve_args.num_promts", "is not an argument of vLLM's serve", "Did you mean num_prompts?"),
         add(HARDWARE, "benchmark_serve_args: {num_promts: 64, max_concurrency: 8}\n"),
     ),
     "a misspelled suite": Mistake(
@@ -216,11 +216,11 @@ AT_NIGHT = {
         add("hosts.yml", "rack:\n  hosts:\n    mi300x-01:\n  vars:\n    gpu_partition_compute: CPX\n"),
     ),
     "a copy of the deployments": Mistake(
-        ("deployments copy.yml: looks left behind, but Ansible reads it: it sets vllm_deployments.",),
+        ("deployments copy.yml: looks left behind, but Ansible reads it. It sets vllm_deployments.",),
         lambda place: shutil.copy(place / DEPLOYMENTS, place / GROUP_VARS / "deployments copy.yml"),
     ),
     "a copy of the hosts": Mistake(
-        ("hosts copy.yml: looks left behind, but Ansible reads it: it defines instinct, mi300x-01, mi300x-02.",),
+        ("hosts copy.yml: looks left behind, but Ansible reads it. It defines instinct, mi300x-01, mi300x-02.",),
         lambda place: shutil.copy(place / "hosts.yml", place / "hosts copy.yml"),
     ),
     "a variable without one of its words": Mistake(

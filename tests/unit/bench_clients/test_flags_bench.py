@@ -233,20 +233,26 @@ def test_what_changed_between_releases(
 @pytest.mark.parametrize(
     ("version", "kind", "arguments", "error", "said"),
     [
-        ("0.9.0", "serve", {"length_spread": 0.5}, True, "it can from 0.9.1 on"),
-        ("0.9.0", "serve", {"temperature": 0.7}, True, "it can from 0.9.1 on"),
-        ("0.11.0", "serve", {"warmups": 3}, False, "it can from 0.11.1 on"),
-        ("0.6.3", "serve", {"max_concurrency": 3}, False, "it can from 0.6.4 on"),
+        ("0.9.0", "serve", {"length_spread": 0.5}, True, "0.9.1 is the first release that can"),
+        ("0.9.0", "serve", {"temperature": 0.7}, True, "0.9.1 is the first release that can"),
+        ("0.11.0", "serve", {"warmups": 3}, False, "0.11.1 is the first release that can"),
+        ("0.6.3", "serve", {"max_concurrency": 3}, False, "0.6.4 is the first release that can"),
         # What only another client of the same kind has, a script or `vllm bench`.
-        ("0.7.3", "serve", {"dataset_name": "prefix_repetition"}, True, "it can from 0.10.1 on"),
-        ("0.8.0", "serve", {"dataset_name": "sharegpt"}, True, "it can from 0.9.1 on"),
-        ("0.7.3", "serve", {"prefix_repetition_prefix_len": 9}, True, "it can from 0.10.1 on"),
+        (
+            "0.7.3",
+            "serve",
+            {"dataset_name": "prefix_repetition"},
+            True,
+            "0.10.1 is the first release that can",
+        ),
+        ("0.8.0", "serve", {"dataset_name": "sharegpt"}, True, "0.9.1 is the first release that can"),
+        ("0.7.3", "serve", {"prefix_repetition_prefix_len": 9}, True, "0.10.1 is the first release that can"),
         ("0.33.0", "serve", {"dataset_name": "sonnet"}, True, "an earlier release took it"),
-        ("0.11.0", "serve", {"batch_size": 3}, True, "is no flag of vLLM 0.11.0"),
+        ("0.11.0", "serve", {"batch_size": 3}, True, "is not a flag of vLLM 0.11.0"),
         ("0.11.0", "serve", {"num_promts": 3}, True, "Did you mean num_prompts?"),
         ("0.11.0", "serve", {"num_prompts": "x"}, True, "not a whole number"),
         ("0.13.0", "throughput", {"input_len": "x"}, True, "not a whole number"),
-        ("0.7.3", "throughput", {"dataset_name": "sonnet"}, True, "it can from 0.8.0 on"),
+        ("0.7.3", "throughput", {"dataset_name": "sonnet"}, True, "0.8.0 is the first release that can"),
         (
             "0.7.3",
             "throughput",
@@ -256,7 +262,7 @@ def test_what_changed_between_releases(
         ),
         ("0.11.0", "latency", {"iteration": 3}, True, "Did you mean iterations?"),
         ("0.13.0", "throughput", {"random_inputlen": 3}, True, "Did you mean random_input_len?"),
-        ("0.99.0", "serve", {"flag_of_then": 3}, False, "is no flag"),
+        ("0.99.0", "serve", {"flag_of_then": 3}, False, "is not a flag"),
     ],
 )
 def test_what_cannot_be_said(

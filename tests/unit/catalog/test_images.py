@@ -104,7 +104,7 @@ def test_a_digest_that_contradicts_its_tag() -> None:
             "built for gfx950",
         ),
         ("rocm/vllm:rocm6.4.1_vllm_0.9.1_20250715", "gfx950", "MI355X", "needs 7.0.1 or newer"),
-        ("rocm/vllm-dev:base", "gfx942", "MI300X", "has no vLLM"),
+        ("rocm/vllm-dev:base", "gfx942", "MI300X", "does not contain vLLM"),
     ],
 )
 def test_images_that_do_not_fit_the_gpu(ref: str, gfx: str, gpu: str, said: str) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.licenses import accepted
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.licenses import is_accepted
 
 from tests.worlds.catalogue import CATALOG, knowledge
 
@@ -66,6 +66,6 @@ def test_licences_of_models_are_known_ones() -> None:
 )  # fmt: skip
 def test_acceptance(keys: tuple[str, ...], expected: bool) -> None:
     (llama,) = knowledge().licenses.stated("org/base", ["llama3.1"])
-    assert accepted(llama, ("amd/m", "org/base"), keys) is expected
+    assert is_accepted(llama, ("amd/m", "org/base"), keys) is expected
     (free,) = knowledge().licenses.stated("org/base", ["mit"])
-    assert accepted(free, (), keys)
+    assert is_accepted(free, (), keys)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.quantization import (
     method_of,
-    quantized,
+    quantization_config,
 )
 
 from catalog.tools.architectures import architectures
@@ -115,8 +115,8 @@ def test_the_method_that_a_checkpoint_names(config: dict[str, Any], method: str)
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 def test_where_quantization_is_looked_for(key: str) -> None:
     found = {"quant_method": "fp8"}
-    assert quantized({key: found}) == quantized({"text_config": {key: found}}) == found
-    assert quantized({"text_config": None}) is None
+    assert quantization_config({key: found}) == quantization_config({"text_config": {key: found}}) == found
+    assert quantization_config({"text_config": None}) is None
 
 
 @pytest.mark.parametrize(("version", "algorithm", "wanted", "method"), [

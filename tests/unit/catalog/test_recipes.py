@@ -17,13 +17,15 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.r
     Context,
     RecipeEntry,
     condition_facts,
-    fit,
+    match_rank,
     select_recipes,
     speculative_pairs,
     statement,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.rules.conditions import SPAN
-from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.rules.repositories import named
+from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.rules.repositories import (
+    matches_pattern,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.env_vars import check_env
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import errors
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import (
@@ -58,7 +60,7 @@ LETTERS = st.text("ab/-*?[]!.", max_size=8)
 def test_patterns_are_those_of_the_shell(name: str, patterns: list[str]) -> None:
     """Most differ in their first letters already; the answer is the same."""
     assume(not name.startswith("/"))  # a path, of which the last part counts
-    assert named(name, patterns) == any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    assert matches_pattern(name, patterns) == any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @pytest.mark.parametrize(
@@ -393,17 +395,17 @@ def test_speculative_pairs_become_accepted_commands() -> None:
     ],
 )
 def test_names(repository: str, pattern: str, fits: bool) -> None:
-    assert named(repository, [pattern]) == fits
+    assert matches_pattern(repository, [pattern]) == fits
 
 
 def test_a_recipe_fits_by_name_more_closely_than_by_architecture() -> None:
     mixtral = next(recipe for recipe in RECIPES if recipe.name == "mixtral")
     general = next(recipe for recipe in RECIPES if recipe.name == "general")
-    found = [fit(mixtral, ModelFacts(name, archs)) for name, archs in (
+    found = [match_rank(mixtral, ModelFacts(name, archs)) for name, archs in (
         ("mistralai/Mixtral-8x7B-v0.1", ("MixtralForCausalLM",)), ("x/tuned", ("MixtralForCausalLM",)), ("x/y", ())
     )]  # fmt: skip
     assert found == [2, 1, None]
-    assert fit(general, ModelFacts("x/y")) == 0
+    assert match_rank(general, ModelFacts("x/y")) == 0
 
 
 @pytest.mark.parametrize(

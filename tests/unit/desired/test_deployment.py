@@ -17,7 +17,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.de
     Build,
     Runtime,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.vaulted import Vaulted
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.vaulted import VaultedText
 
 from tests import ROOT
 from tests.helpers.some import some
@@ -443,12 +443,15 @@ def test_what_looks_like_a_secret_is_refused_and_not_repeated(keys: dict[str, An
 @pytest.mark.parametrize(
     ("keys", "where"),
     [
-        ({"env": {"FOO": Vaulted("plain words")}}, "env.FOO"),
-        ({"engine_args": {"chat_template": Vaulted("plain words")}}, "engine_args.chat_template"),
-        ({"engine_args": {"x": {"a": ["b", Vaulted("plain words")]}}}, "engine_args.x.a[1]"),
-        ({"engine_args": {"x": {"a": [{"b": Vaulted("plain words")}]}}}, "engine_args.x.a[0].b"),
-        ({"engine_args": {"allowed_origins": [Vaulted("plain words")]}}, "engine_args.allowed_origins[0]"),
-        ({"settings": {"attention_backend": Vaulted("plain words")}}, "settings.attention_backend"),
+        ({"env": {"FOO": VaultedText("plain words")}}, "env.FOO"),
+        ({"engine_args": {"chat_template": VaultedText("plain words")}}, "engine_args.chat_template"),
+        ({"engine_args": {"x": {"a": ["b", VaultedText("plain words")]}}}, "engine_args.x.a[1]"),
+        ({"engine_args": {"x": {"a": [{"b": VaultedText("plain words")}]}}}, "engine_args.x.a[0].b"),
+        (
+            {"engine_args": {"allowed_origins": [VaultedText("plain words")]}},
+            "engine_args.allowed_origins[0]",
+        ),
+        ({"settings": {"attention_backend": VaultedText("plain words")}}, "settings.attention_backend"),
     ],
 )
 def test_what_comes_from_a_vault_is_refused_and_not_repeated(keys: dict[str, Any], where: str) -> None:
@@ -460,7 +463,7 @@ def test_what_comes_from_a_vault_is_refused_and_not_repeated(keys: dict[str, Any
 
 
 def test_secrets_are_variables_that_no_representation_shows() -> None:
-    found = one(secrets={"REDIS_URL": Vaulted("redis://:hunter22@h:1/0"), "A_PEM": "--\nline\n--"})
+    found = one(secrets={"REDIS_URL": VaultedText("redis://:hunter22@h:1/0"), "A_PEM": "--\nline\n--"})
     assert found.secrets == (("A_PEM", "--\nline\n--"), ("REDIS_URL", "redis://:hunter22@h:1/0"))
     assert "hunter22" not in repr(found)
 

@@ -11,8 +11,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref i
 from ansible_collections.instinct.fleet.plugins.module_utils.content.transfer_names import build_name
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.fetching.builds import (
+    drop_lost_builds,
     merge_built,
-    without_lost,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import (
     BuildPin,
@@ -217,8 +217,8 @@ def test_an_image_that_only_has_the_tag_is_not_pinned() -> None:
 
 def test_refreshed_is_what_no_host_has() -> None:
     there = fleet({"n1": state(images=[_image(ONE)])}, WANTED)
-    assert without_lost(there, _lock()) == _lock()
-    gone = without_lost(fleet({"n1": state()}, WANTED), _lock())
+    assert drop_lost_builds(there, _lock()) == _lock()
+    gone = drop_lost_builds(fleet({"n1": state()}, WANTED), _lock())
     assert gone.builds == {}
     assert _ways(_plan({"n1": [], "n2": []}, gone)) == {"n1": "builds", "n2": "gets"}
 

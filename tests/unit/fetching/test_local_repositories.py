@@ -96,13 +96,13 @@ def test_who_gives_it_to_whom(copies: list[Json | None], expected: tuple[str, li
         (
             [None, None],
             {"n1", "n2"},
-            "is on no host of this run. Include a host that has it as it was made (--limit)",
+            "is on no host of this run. Include a host that has the original (--limit)",
         ),
         ([WRONG, None], {"n1", "n2"}, "every host that has it: n1 (model.safetensors). Include a host"),
         (
             [FOREIGN, GOOD],
             {"n1"},
-            "has the manifest of commit bbbbbbbbbbbb, and its path says aaaaaaaaaaaa, which n2",
+            "has the manifest of commit bbbbbbbbbbbb, but its path says aaaaaaaaaaaa, which n2",
         ),
         ([FOREIGN, None], {"n1", "n2"}, "these are different models. Move it to the path of its own commit"),
         (

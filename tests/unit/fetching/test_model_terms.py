@@ -75,7 +75,7 @@ def test_licences(found: ModelCard, accepts: list[str], needs: str) -> None:
     assert bool(texts) == bool(needs)
     if needs:
         assert texts[0].startswith(
-            "vllm_deployments[0].model (host n1): lab/tiny-llama would be downloaded, and the"
+            "vllm_deployments[0].model (host n1): lab/tiny-llama would be downloaded, but the"
         )
         assert texts[0].endswith(f"write in the inventory: licenses_accepted: {needs}")
 
@@ -115,7 +115,7 @@ def test_offline_nothing_is_refused_but_said() -> None:
     [
         (
             ["lama3.1"],
-            "licenses_accepted[0] (host n1): 'lama3.1' is no licence that the catalogue or this plan knows. "
+            "licenses_accepted[0] (host n1): 'lama3.1' is not a licence that the catalogue or this plan knows. "
             "Did you mean llama3.1?",
         ),
         (["gemma", "Llama3.1"], "Did you mean llama3.1?"),

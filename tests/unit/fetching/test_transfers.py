@@ -161,7 +161,7 @@ def test_where_others_reach_a_host(own: Json, interfaces: list[Any], address: st
     found = {item["name"]: item["address"] for item in _transfers(data)[STORED]["members"]}
     assert found.get("n1") == address
     warned = [
-        text for text in data["warnings"] if text.startswith("n1: images and weights come from their origin")
+        text for text in data["warnings"] if text.startswith("n1: each host fetches images and weights")
     ]
     assert len(warned) == (address is None)
 

@@ -17,7 +17,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.de
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.explanation.explain import explain
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.factory import InstanceFactory
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.planned import Planned
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.planned import PlannedInstance
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import ImagePin, Lock
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
@@ -40,7 +40,7 @@ class Release(InstanceFactory):
         super().__init__(knowledge(), lock, render(), {}, toolkit=toolkit)
         self.more = (env, argv, text)
 
-    def _make(self, *args: Any) -> Planned:
+    def _make(self, *args: Any) -> PlannedInstance:
         made, (env, argv, text) = super()._make(*args), self.more
         instance = replace(made.instance, env=(*made.instance.env, *env), argv=(*made.instance.argv, *argv))
         files = {name: old + text for name, old in self.render(instance).items()}

@@ -14,7 +14,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.
     Instance,
     stop_seconds,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.planned import Planned
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.planned import PlannedInstance
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pipeline import plan_fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
 
@@ -26,7 +26,7 @@ def made(**keys: Any) -> Instance:
     checked = check_fleet(fleet({"n1": state()}, [deployment(**keys)]))
     (host,) = plan_fleet(checked, workshop()).hosts
     planned = host.instances[0]
-    assert isinstance(planned, Planned)
+    assert isinstance(planned, PlannedInstance)
     return planned.instance
 
 

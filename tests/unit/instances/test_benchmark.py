@@ -121,9 +121,9 @@ def test_arguments_of_the_inventory_that_no_release_has() -> None:
     }
     found = [problem.text() for problem in unknown_benchmark_arguments(knowledge(), variables)]
     assert found == [
-        "benchmark_serve_args.num_promts (host n1): is no argument of vLLM's serve benchmark. "
+        "benchmark_serve_args.num_promts (host n1): is not an argument of vLLM's serve benchmark. "
         "Did you mean num_prompts?",
-        "benchmark_throughput_args.max_num_sequences (host n2): is no argument of vLLM's throughput benchmark. "
+        "benchmark_throughput_args.max_num_sequences (host n2): is not an argument of vLLM's throughput benchmark. "
         "Did you mean max_num_seqs?",
     ]
     roles = {"n1": {name: defaults(name.partition("_")[0])[name] for name in VARIABLES}}

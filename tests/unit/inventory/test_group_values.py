@@ -91,8 +91,9 @@ def test_the_message_names_both_places(tmp_path: Path) -> None:
     })  # fmt: skip
     assert problems(Inventory(tmp_path), ["n1"]) == [
         f"store_quota (host n1): the groups instinct ({tmp_path}/mine/group_vars/instinct/x.yml:2) and rack "
-        f"({tmp_path}/mine/hosts.yml:8) set it differently, and none of them is inside the other. Ansible takes that "
-        "of instinct. Set it in one of them, or in the host's own variables; or give one of the groups "
+        f"({tmp_path}/mine/hosts.yml:8) set it differently; neither "
+        "contains the other. Ansible uses the value of instinct. "
+        "Set it in one of them, or in the host's own variables; or give one of the groups "
         "ansible_group_priority: 2, which Ansible reads in the inventory's file only."
     ]
 

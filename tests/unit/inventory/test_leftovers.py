@@ -13,7 +13,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.in
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.leftovers import (
     MAYBE,
     SURE,
-    leftover,
+    leftover_likelihood,
 )
 
 from tests.worlds.inventories import HOSTS, Inventory, write
@@ -62,7 +62,7 @@ def test_of_variables(name: str, tmp_path: Path) -> None:
     assert read is (name not in NOT_READ_OF_VARS)
     assert len(found) == (name in READ_OF_VARS)
     for text in found:
-        assert f"{name}: looks left behind, but Ansible reads it: it sets " in text
+        assert f"{name}: looks left behind, but Ansible reads it. It sets " in text
         assert "vllm_deployments" in text
 
 
@@ -71,11 +71,11 @@ def test_of_variables(name: str, tmp_path: Path) -> None:
     [
         ("backup.yml", "backup_hours: [1]\n", ""),          # the operator's own subject
         ("nightly_backup.yml", "backup_hours: [1]\n", ""),
-        ("nightly_backup.yml", "backup_hours: [1]\nstore_quota: 5\n", "it sets store_quota."),
-        ("backup copy.yml", "backup_hours: [1]\n", "it sets backup_hours."),
+        ("nightly_backup.yml", "backup_hours: [1]\nstore_quota: 5\n", "It sets store_quota."),
+        ("backup copy.yml", "backup_hours: [1]\n", "It sets backup_hours."),
         ("deployments copy.yml", "", ""),
         ("deployments copy.yml", "# vllm_deployments: []\n", ""),
-        ("ansible_old.yml", "ansible_host: 192.0.2.1\n", "it sets ansible_host."),
+        ("ansible_old.yml", "ansible_host: 192.0.2.1\n", "It sets ansible_host."),
     ],
 )  # fmt: skip
 def test_what_it_sets(name: str, text: str, said: str, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_of_an_inventory_directory(name: str, tmp_path: Path) -> None:
     found = problems(inventory)
     assert len(found) == (read and name != "hosts.yml.yaml")
     for line in found:
-        assert f"{name}: looks left behind, but Ansible reads it: it defines instinct, n8." in line
+        assert f"{name}: looks left behind, but Ansible reads it. It defines instinct, n8." in line
 
 
 def test_another_subject_of_an_inventory_is_none_of_ours(tmp_path: Path) -> None:
@@ -145,6 +145,8 @@ def test_a_file_that_is_named_behind_i_is_meant(tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert {leftover(PurePath(name)) for name in MEANT} == {""}
-    assert leftover(PurePath("hosts.yml.old")) == SURE
-    assert leftover(PurePath("old/hosts.yml")) == leftover(PurePath("x_old.yml")) == MAYBE
+    assert {leftover_likelihood(PurePath(name)) for name in MEANT} == {""}
+    assert leftover_likelihood(PurePath("hosts.yml.old")) == SURE
+    assert (
+        leftover_likelihood(PurePath("old/hosts.yml")) == leftover_likelihood(PurePath("x_old.yml")) == MAYBE
+    )

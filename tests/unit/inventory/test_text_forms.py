@@ -24,11 +24,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.ho
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import InventoryReader
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.public_variables import (
     public_variables,
-    typed,
+    typed_value,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.inventory.text_forms import (
     BOOLEANS,
-    converted,
+    convert_value,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,28 +120,28 @@ def test_a_token_goes_without_tls_where_the_operator_says_so(insecure: Any) -> N
 )
 def test_as_ansible_converts_options(text: str) -> None:
     try:
-        assert converted(text, "bool") == boolean(text)
+        assert convert_value(text, "bool") == boolean(text)
     except TypeError:
-        assert converted(text, "bool") == text
+        assert convert_value(text, "bool") == text
     for kind, check in (("int", check_type_int), ("float", check_type_float)):
-        found = converted(text, kind)
+        found = convert_value(text, kind)
         if not isinstance(found, str):
             assert found == check(text)
 
 
 def test_whole_numbers_are_exact_and_not_endless() -> None:
-    assert [converted(text, "int") for text in ("1e23", "2.0", "1e30")] == [10**23, 2, 10**30]
+    assert [convert_value(text, "int") for text in ("1e23", "2.0", "1e30")] == [10**23, 2, 10**30]
     for text in ("1e31", "1e999999", "2.5", "nan", "-inf"):
-        assert converted(text, "int") == text
+        assert convert_value(text, "int") == text
 
 
 def test_other_values_stay_as_they_are() -> None:
-    assert typed("own_variable", "true") == "true"
-    assert typed("deployment", "true") == "true"
-    assert typed("vllm_deployments", "a,b") == "a,b"
-    assert typed("gpu_clean", None) is None
-    assert typed("gpu_clean", ["true"]) == ["true"]
-    assert typed("store_quota", True) is True
+    assert typed_value("own_variable", "true") == "true"
+    assert typed_value("deployment", "true") == "true"
+    assert typed_value("vllm_deployments", "a,b") == "a,b"
+    assert typed_value("gpu_clean", None) is None
+    assert typed_value("gpu_clean", ["true"]) == ["true"]
+    assert typed_value("store_quota", True) is True
     with pytest.raises(FleetError):
         InventoryReader({"hostvars": HostVars(n1={"store_quota": "{{ 1 / 0 }}"})}).values(
             "n1", ("store_quota",)

@@ -198,7 +198,7 @@ def none_available() -> list[dict[str, object]]:
             {"gpus": none_available()},
             {"gpu_partition_compute": "CPX"},
             "gpu_partition_compute (host n1): GPU 0 offers no compute partition modes. Partitioning needs "
-            "a driver that has them (amdgpu 6.12.12 or newer); or leave the variable out.",
+            "a driver that offers them (amdgpu 6.12.12 or newer); or leave the variable out.",
         ),
         (
             {"gpus": none_available(), "virtual_machine": True},

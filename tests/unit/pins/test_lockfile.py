@@ -12,7 +12,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref i
     ImageSoftware,
     parse_ref,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.fetching.pins import missing_pins
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.fetching.pins import required_pins
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import (
     ImagePin,
     Lock,
@@ -263,14 +263,14 @@ def test_missing_pins(
     changes: dict[str, Any], wanted: dict[str, Any], lock: Lock, images: list[str], models: list[str]
 ) -> None:
     hosts = fleet({"n1": state(**changes)}, [wanted])
-    found_images, found_models = missing_pins(hosts, lock)
+    found_images, found_models = required_pins(hosts, lock)
     assert [need.ref for need in found_images] == images
     assert [need.revision for need in found_models] == models
 
 
 def test_each_pin_is_asked_once_and_refresh_asks_all() -> None:
     hosts = fleet({"n1": state(), "n2": state()}, [deployment(), deployment(name="b", port=9000, gpus=[1])])
-    images, models = missing_pins(hosts, LOCK, refresh=True)
+    images, models = required_pins(hosts, LOCK, refresh=True)
     assert [(need.ref, need.path, need.host.name) for need in images] == [
         (IMAGE, ("vllm_deployments", 0, "image"), "n1")
     ]

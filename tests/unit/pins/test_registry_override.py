@@ -11,8 +11,8 @@ from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref i
 from ansible_collections.instinct.fleet.plugins.plugin_utils.base.checker import Checker
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_state import NodeState
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.registry_override import (
+    add_own_names,
     parse_overrides,
-    with_own_names,
 )
 
 from tests.worlds.plan_world import DIGEST, PULL, apply_to_state, deployment, plan, problems, state
@@ -51,7 +51,7 @@ def test_names_at_mirrors(ref: str, name: str) -> None:
             {"docker.io": "https://mirror.example"},
             "registry_override.docker.io (host n1): is not pulled from a registry.",
         ),
-        ({"hub": "mirror.example"}, "registry_override.hub (host n1): is no registry."),
+        ({"hub": "mirror.example"}, "registry_override.hub (host n1): is not a registry."),
         ({"docker.io": "user:secret@mirror.example"}, "is not pulled from a registry."),
         ({"docker.io": "mirror.example/"}, "is not pulled from a registry."),
         ({"docker.io": None}, "is not pulled from a registry."),
@@ -107,5 +107,5 @@ def test_names_in_the_content_store_lead_back_to_the_images_own(ref: str, name: 
     there = mirrored(parse_ref(ref), [FROM_STORE])
     assert there.repository == name
     image = {"id": "sha256:x", "tags": [], "digests": [f"{name}@{DIGEST}"], "bytes": 1}
-    found = with_own_names(NodeState.from_json(state(images=[image])), (FROM_STORE,))
+    found = add_own_names(NodeState.from_json(state(images=[image])), (FROM_STORE,))
     assert found.images[0].digests[1:] == (f"{parse_ref(ref).repository}@{DIGEST}",)

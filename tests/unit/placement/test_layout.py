@@ -96,7 +96,7 @@ def test_several_instances_share_a_gpu() -> None:
 
 TO_SHARE = (
     " To share it, name it in the gpus of all, and set instances_per_gpu: {count} in each, or gpu_memory_utilization "
-    "in each, together at most 1 (without it each takes about 0.9)."
+    "in each, at most 1 together (without it each takes about 0.9)."
 )
 
 

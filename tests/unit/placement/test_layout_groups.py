@@ -101,7 +101,7 @@ def test_a_group_is_the_same_in_a_limited_run() -> None:
     assert ranks(found)["n10"] == [(1, 1, "n3", 28000, 0, True)]
     assert (found["n1"].slots, found["n1"].unplaced) == ((), ("llama-0",))
     assert found["n1"].warnings == (
-        "deployment llama spans n1, n2, and this run lacks n2 (it is not in this run); it is left as it is",
+        "deployment llama spans n1, n2, but this run does not have n2 (it is not in this run); it is left as it is",
     )
 
 
@@ -191,7 +191,7 @@ def test_a_deployment_that_two_hosts_define_differently() -> None:
         (
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 3},
             "vllm_deployments[0].data_parallel_size (hosts n1, n2): 3 data parallel ranks cannot be divided over "
-            "2 nodes, and none may span two. Make it a multiple of 2.",
+            "2 nodes, and none may span two hosts. Make it a multiple of 2.",
         ),
     ],
 )

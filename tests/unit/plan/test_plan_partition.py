@@ -89,7 +89,7 @@ def in_nps4(**changes: Any) -> dict[str, Any]:
 
 NOT_SET = (
     "is not set, so GPU 0 keeps NPS4, and with that it offers QPX, CPX, not SPX. Write gpu_partition_memory: NPS1 "
-    "beside gpu_partition_compute: SPX."
+    "next to gpu_partition_compute: SPX."
 )
 ONLY = "GPU 0 does not offer SPX. It offers QPX, CPX."
 

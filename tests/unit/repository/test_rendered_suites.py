@@ -27,7 +27,8 @@ CANNOT: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Releases [since, until) in which nothing of a suite can be measured."""
 STATED = re.compile(
-    r"it can from \d|possible from vLLM \d|possible before vLLM \d|came with vLLM \d|removed in vLLM \d"
+    r"\d is the first release that can|"
+    r"possible from vLLM \d|possible before vLLM \d|came with vLLM \d|removed in vLLM \d"
 )
 ENGINE = "The engine does not run with"
 

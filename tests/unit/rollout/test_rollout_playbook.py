@@ -373,7 +373,7 @@ def test_nothing_changes_while_what_has_to_start_first_does_not_serve(tmp_path: 
     assert done.rc != 0
     assert [call for call in done.calls if call.startswith("serve")] == ["serve llama-0 2"]
     assert not [call for call in done.calls if call.startswith(("hold", "trial ended"))]
-    assert "n3 failed to start what has to serve before others change" in done.out
+    assert "n3 failed to start what must serve before others change" in done.out
 
 
 # ---- what is no verdict on the release ---------------------------------------------------------------
@@ -386,7 +386,7 @@ def test_docker_that_is_dead_on_the_canary_is_no_verdict(tmp_path: Path) -> None
     assert done.rc == 2
     until = CANARY.index("serve llama-0 2") + 1
     assert done.calls == [*CANARY[:until], "drain n1.llama-0", *SERVES]
-    assert "no verdict on generation 2, so llama is not held" in done.out
+    assert "not a verdict on generation 2, so llama is not held" in done.out
     assert "Serves with its earlier generation again: n1." in done.out
     assert AGAIN in done.out
 
@@ -417,7 +417,7 @@ def test_what_no_load_balancer_takes_is_asked_itself(tmp_path: Path, health: int
     holds = ["hold 1", "hold 1"] if held else []
     # n1 fails on its way back, too; n2 confirms the hold.
     assert done.calls == [*failed, "instance_status", *holds, *way_back, *holds[:1]]
-    text = "llama-0 does not answer either" if held else "no verdict on generation 2, so llama is not held"
+    text = "llama-0 does not answer either" if held else "not a verdict on generation 2, so llama is not held"
     assert text in done.out
     recorded = [line for line in (tmp_path / "log").read_text().splitlines() if '"failed": [2]' in line]
     assert len(recorded) == 3 * held

@@ -16,7 +16,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.b
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.leaving import (
     leaving_problems,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.proof import proved
+from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.proof import (
+    proof_and_refusals,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_run.request import OPTIONS
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.rules import IN_USE
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation.simulate import simulate
@@ -257,7 +259,7 @@ def test_which_runs_are_refused(options: dict[str, Any], refused: bool) -> None:
         "drain_timeout": 300,
         **options,
     }
-    _unused, wrong = proved(values, done.plan, done.todo, done.rollout, None)
+    _unused, wrong = proof_and_refusals(values, done.plan, done.todo, done.rollout, None)
     assert any("left the inventory" in problem.what for problem in wrong) == refused
 
 

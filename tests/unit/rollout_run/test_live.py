@@ -48,7 +48,12 @@ REQUEST = OperationRequest(BENCHMARK)
         (True, "inf", 0.0, "'inf' is not a number"),
         (True, "nan", 0.0, "'nan' is not a number"),
         (True, "fast", 0.0, "'fast' is not a number"),
-        (False, 2, 0.0, "is the load of a measurement through the load balancer, and this is none."),
+        (
+            False,
+            2,
+            0.0,
+            "is the load of a measurement through the load balancer, which this run does not make.",
+        ),
     ],
 )
 def test_a_rate_is_named(live: bool, given: Any, rate: float, said: str) -> None:
@@ -115,11 +120,11 @@ def test_where_nothing_can_be_measured() -> None:
     for balancers in ([], [down]):
         found, (problem,) = live_targets(planned(states, PAIR, balancers, REQUEST))
         assert found == ()
-        assert "no load balancer runs in this run" in problem.text()
+        assert "this run includes no load balancer" in problem.text()
     for item in (one for state in states.values() for one in state["instances"]):
         item["ready"] = False
     found, (problem,) = live_targets(planned(states, PAIR, [balancer], REQUEST), "llama")
-    assert "no instance of llama that is ready is behind load balancer lb." in problem.text()
+    assert "no instance of llama behind load balancer lb is ready." in problem.text()
 
 
 def options(**given: Any) -> dict[str, Any]:
@@ -133,7 +138,7 @@ def options(**given: Any) -> dict[str, Any]:
         ({}, ""),
         ({"rate": None}, "rate: is required with live"),
         ({"kinds": ["latency"]}, "live: the offline benchmarks send no requests"),
-        ({"operation": DEPLOY}, "live: is of benchmark.yml."),
+        ({"operation": DEPLOY}, "live: is an option of benchmark.yml."),
         ({"live": False}, "rate: is the load of a measurement through the load balancer"),
     ],
 )
@@ -150,7 +155,7 @@ def test_nothing_is_drained_for_it() -> None:
     assert requested_rollout(options(live=False, rate=None), plan, None) is not None
     assert [item.host for item in requested_live(options(), plan)] == ["n1"]
     assert requested_live(options(live=False), plan) == ()
-    with pytest.raises(FleetError, match="no load balancer runs"):
+    with pytest.raises(FleetError, match="this run includes no load balancer"):
         requested_live(options(), planned(states, PAIR, [], REQUEST))
 
 

@@ -45,7 +45,7 @@ def given(**options: Any) -> dict[str, Any]:
 def said(name: str, done: Planned | None = None, **options: Any) -> tuple[list[str], list[str]]:
     """The lines of the plan, and the problems."""
     item = done or run(name)
-    lines, problems = proof.proved(given(**options), item.plan, item.todo, item.rollout, None)
+    lines, problems = proof.proof_and_refusals(given(**options), item.plan, item.todo, item.rollout, None)
     return lines, [one.what for one in problems]
 
 

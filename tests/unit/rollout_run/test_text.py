@@ -53,7 +53,7 @@ BATCHES = [batch(1, [["n1/llama-0"]]), batch(2, [["n1/llama-1"], ["n2/llama-0"]]
         # A host that went away says nothing about the release.
         ("upgrade", {}, ["n2"], True, False, "n2 can no longer be reached"),
         ("upgrade", {"n1": "slow"}, ["n2"], True, True, "n1: slow"),
-        ("rollback", {}, ["n3"], True, False, "n3 failed to start what has to serve before others change"),
+        ("rollback", {}, ["n3"], True, False, "n3 failed to start what must serve before others change"),
         # There is nothing to go back to.
         ("restart", {"n1": "out of memory"}, [], True, False, "n1: out of memory"),
         ("rollback", {"n1": "no image"}, [], True, False, "n1: no image"),
@@ -210,7 +210,7 @@ END = {
         {"turned": False, "resumable": True, "back": True, "hosts": ["n2"], "why": "n2: docker"},
         {},
         [
-            "no verdict on generation 3, so llama is not held",
+            "not a verdict on generation 3, so llama is not held",
             "Serves with its earlier generation again: n2.",
             "Fix the cause, then run the same command again: it continues from here.",
         ],

@@ -44,7 +44,7 @@ def run_on(
         engines.setdefault(item.engine, {})[item.of] = item.spec
     model.engines = engines
     known = Templates({}, {(*item.of, item.spec): item for item in wanted}, engines)
-    given = {"lacking": {}, "images": {}, "partitions": set(), "at_once": False, "found": [], **terms}
+    given = {"awaited_images": {}, "images": {}, "partitions": set(), "at_once": False, "found": [], **terms}
     return SimulatedRun(model, known, step="now", changing=(LLAMA,), **given)
 
 
@@ -211,12 +211,12 @@ def test_what_has_its_files_goes_on() -> None:
 
 
 def test_an_image_comes_first() -> None:
-    terms = {"lacking": {"n1": {"image"}}, "images": {(*LLAMA, "new"): "image"}}
+    terms = {"awaited_images": {"n1": {"image"}}, "images": {(*LLAMA, "new"): "image"}}
     run = run_on(wanted=[running(spec="new")], **terms)
     found = call(run, "vllm_server", serve("new"))
     assert found == broken(NEEDS, "llama-0 starts before its image image is there", "n1")
     for other in ({"n1": {"another"}}, {"n2": {"image"}}, {}):
-        run = run_on(wanted=[running(spec="new")], **{**terms, "lacking": other})
+        run = run_on(wanted=[running(spec="new")], **{**terms, "awaited_images": other})
         assert call(run, "vllm_server", serve("new")) == []
 
 

@@ -150,7 +150,7 @@ def test_the_steps_of_a_plan_in_a_wrong_order_are_refused_with_the_edit_and_the_
         in first.what
     )
     assert first.what.endswith("The change: llama-0: its specification changed.")
-    assert first.fix.endswith("or accept that clients get 503 meanwhile: -e at_once=true.")
+    assert first.fix.endswith("or accept that clients get 503 in the meantime: -e at_once=true.")
     assert done.simulate(at_once=True).violations == ()
 
 

@@ -14,7 +14,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.simulation
     TAKEN,
     Requirement,
     requirements,
-    used_twice,
+    resource_conflicts,
 )
 
 from tests.worlds.simulated_fleet import balancer, fleet, running, server
@@ -141,4 +141,4 @@ def using(name: str, gpus: str = "", share: float = 1.0, ports: tuple[int, ...] 
     ],
 )  # fmt: skip
 def test_what_is_used_twice(there: list[Any], item: Any, found: list[str]) -> None:
-    assert used_twice(there, item) == found
+    assert resource_conflicts(there, item) == found

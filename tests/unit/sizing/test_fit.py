@@ -16,7 +16,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.am
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import (
     CATALOGUE,
     fit,
-    longest,
+    largest_max_model_len,
     refusals,
     remedies,
     smallest_tp,
@@ -457,7 +457,12 @@ def test_given_cache_sizes() -> None:
         (LLAMA_8B, {"tp": 3}, "attention-heads", "32 attention heads"),
         ("Qwen/Qwen2.5-7B-Instruct", {"tp": 8}, "attention-heads", "28 attention heads"),
         ("microsoft/phi-4", {"tp": 4}, "kv-heads", "10 KV heads"),
-        (QWEN_MOE, {"tp": 8}, "block-fp8-slices", "1536 on 8 GPUs is 192 each, no multiple of 128"),
+        (
+            QWEN_MOE,
+            {"tp": 8},
+            "block-fp8-slices",
+            "1536 on 8 GPUs is 192 each, which is not a multiple of 128",
+        ),
         (
             LLAMA_8B,
             {"max_model_len": 200000},
@@ -505,7 +510,7 @@ def test_remedies_are_enough() -> None:
     assert eight.startswith("Set kv_cache_dtype to fp8")
     assert tensor == "Set tensor_parallel_size to 2, the smallest that fits"
     assert "FP8" in fp8
-    assert f"{-found.headroom_bytes / GIB:.1f} GiB are missing" in larger
+    assert f"{-found.headroom_bytes / GIB:.1f} GiB more than it may use" in larger
 
 
 @pytest.mark.parametrize("version", ["0.9.0.1", "0.11.0", "0.26.0", "0.33.0"])
@@ -513,7 +518,7 @@ def test_remedies_are_enough() -> None:
 def test_the_longest_length_is_the_longest(name: str, version: str) -> None:
     shape, asked = model(name), engine(version, tp=4, memory_bytes=200 * GIB, max_num_batched_tokens=2048)
     asked = replace(asked, memory_bytes=int((fit(shape, asked).weights_bytes_per_gpu + 7 * GIB) / 0.9))
-    found = longest(shape, asked)
+    found = largest_max_model_len(shape, asked)
     assert found > 0
     assert fit(shape, replace(asked, max_model_len=found)).fits
     assert found == shape.context or not fit(shape, replace(asked, max_model_len=found + 1)).fits

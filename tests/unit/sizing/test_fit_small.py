@@ -15,7 +15,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.shapes.we
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.sizing.fit import (
     EngineConfig,
     fit,
-    longest,
+    largest_max_model_len,
     remedies,
     smallest_tp,
     stage_weights,
@@ -213,10 +213,10 @@ def test_when_only_the_size_is_known(files: int, fits: bool) -> None:
     assert (found.weights_bytes_per_gpu, found.kv_bytes_per_token, found.kv_cache_tokens) == (files, 0, 0)
     assert (found.max_concurrency, found.max_model_len, found.reserve_bytes) == (0.0, 160, GIB)
     assert found.basis == "estimated"
-    assert longest(shape(missing=("x",)), engine()) == 0
-    assert longest(shape(), engine()) == 160
+    assert largest_max_model_len(shape(missing=("x",)), engine()) == 0
+    assert largest_max_model_len(shape(), engine()) == 160
     assert found.notes[-1].startswith(
-        "config.json lacks hidden_size, vocab_size: only the size of the weights"
+        "config.json does not have hidden_size, vocab_size: only the size of the weights"
     )
 
 
@@ -225,7 +225,7 @@ def test_when_only_the_size_is_known(files: int, fits: bool) -> None:
 COPIES, WHOLE = "KV heads is kept on", "keeps the whole latent KV cache"
 UNLOADED, UNKNOWN = (
     "multi-token prediction layers are not loaded",
-    "Not known here: the architecture New. Sizes are given as a range that holds them",
+    "Not known here: the architecture New. Sizes are given as ranges",
 )
 GRAPHS, TYPE, RESERVE = (
     "In this release graphs need memory",
@@ -351,7 +351,8 @@ def test_figures_in_remedies() -> None:
     heavy = shape(other_bytes=GIB)
     given = engine()
     assert remedies(heavy, given, fit(heavy, given))[-1] == (
-        "Use a larger GPU or partition: 0.0 GiB are missing of the 2.0 GiB that it needs (2.0 GiB before the KV cache)"
+        "Use a larger GPU or partition: the instance needs 2.0 GiB (2.0 GiB before the KV cache), "
+        "which is 0.0 GiB more than it may use"
     )
     linear = Layer(
         (Matrix("linear", 1 << 15, 1 << 14, quantizable=True),), LAYER.caches
@@ -360,7 +361,7 @@ def test_figures_in_remedies() -> None:
     given = engine(memory_bytes=5 * GIB)
     found = remedies(dense, given, fit(dense, given))
     assert "Use a checkpoint quantized to FP8: its weights are about 1.0 GiB per GPU" in found
-    assert "0.5 GiB are missing of the 3.0 GiB that it needs (3.0 GiB before the KV cache)" in found[-1]
+    assert "needs 3.0 GiB (3.0 GiB before the KV cache), which is 0.5 GiB more than it may use" in found[-1]
     for changes in ({"quantization": "fp8", "memory_bytes": 4 * GIB - 8}, {"memory_bytes": 4 * GIB - 8}):
         given = engine(**changes)
         assert not fit(dense, given).fits

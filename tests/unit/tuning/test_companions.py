@@ -11,7 +11,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.errors impor
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import Fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.fetching.pins import (
     absent_models,
-    missing_pins,
+    required_pins,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.pins.lockfile import (
     Lock,
@@ -22,7 +22,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.com
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.companion_models import (
     WEIGHTS,
     companions,
-    repositories,
+    required_repositories,
     unmounted_paths,
 )
 
@@ -123,7 +123,7 @@ def test_what_goes_with_a_model(keys: dict[str, Any], found: list[str]) -> None:
     assert [
         f"{item.use} {item.repo}@{item.revision} {dotted(item.path[2:])}" for item in companions(wanted)
     ] == found
-    assert len(repositories(wanted)) == len(found) + (not wanted.local_model)
+    assert len(required_repositories(wanted)) == len(found) + (not wanted.local_model)
 
 
 def test_files_that_are_wanted() -> None:
@@ -133,7 +133,7 @@ def test_files_that_are_wanted() -> None:
         settings={"speculative": AS_MAP},
         engine_args={"tokenizer": TOKENIZER, "lora_modules": "a=org/lora"},
     )
-    assert {item.use: item.exclude for item in repositories(wanted)} == {
+    assert {item.use: item.exclude for item in required_repositories(wanted)} == {
         "model": ("original/*",), "draft": (), "adapter": (), "tokenizer": WEIGHTS,
     }  # fmt: skip
     (own,) = companions(deployment(exclude=["original/*"], settings={"speculative": {"method": "mtp"}}))
@@ -249,14 +249,14 @@ def hosts(found: dict[str, Any]) -> Fleet:
 
 
 def test_they_are_pinned_like_models() -> None:
-    _, models = missing_pins(hosts(state()), LOCK)
+    _, models = required_pins(hosts(state()), LOCK)
     assert [(need.repo, need.revision, dotted(need.path[2:])) for need in models] == [
         (DRAFT, "main", "settings.speculative.model"),
         (ADAPTER, "main", "engine_args.lora_modules"),
         (TOKENIZER, "main", "engine_args.tokenizer"),
     ]
-    assert missing_pins(hosts(state()), WHOLE) == ((), ())
-    assert len(missing_pins(hosts(state()), WHOLE, refresh=True)[1]) == 4
+    assert required_pins(hosts(state()), WHOLE) == ((), ())
+    assert len(required_pins(hosts(state()), WHOLE, refresh=True)[1]) == 4
 
 
 def test_they_are_fetched_and_then_there() -> None:

@@ -140,13 +140,13 @@ def test_a_fork_has_what_its_sources_have(item: Any) -> None:
         (JULY, "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP", ""),
         (JULY, "VLLM_ROCM_USE_AITER_MHA", "0", ""),
         (JUNE, "VLLM_ROCM_USE_AITER_MHA", "0", ""),
-        (JUNE, "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP", "is read by vLLM 0.9.2, and not by its fork"),
+        (JUNE, "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP", "is read by vLLM 0.9.2, but not by its fork"),
         ("0.9.1", "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP", "is read from vLLM 0.9.2 on"),
         (AITER, "VLLM_USE_AITER", "1", ""),
-        (AITER, "VLLM_ROCM_USE_AITER", "1", "Here it is VLLM_USE_AITER."),
-        (AITER, "VLLM_ROCM_USE_AITER_RMSNORM", "0", "Here it is VLLM_USE_AITER_NORM."),
+        (AITER, "VLLM_ROCM_USE_AITER", "1", "In this fork it is VLLM_USE_AITER."),
+        (AITER, "VLLM_ROCM_USE_AITER_RMSNORM", "0", "In this fork it is VLLM_USE_AITER_NORM."),
         (OLD, "VLLM_USE_ROCM_SKINNY_GEMM", "1", ""),
-        (OLD, "VLLM_CUSTOM_OPS", "none", "and not by its fork"),
+        (OLD, "VLLM_CUSTOM_OPS", "none", "but not by its fork"),
     ],
 )
 def test_variables(vllm: str, name: str, value: str, said: str) -> None:
@@ -157,8 +157,8 @@ def test_variables(vllm: str, name: str, value: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("vllm", "name", "value", "status"),
     [
-        (JULY, "media_io_kwargs", {}, "is a flag of vLLM 0.9.2, and not of its fork"),
-        (JUNE, "enable_eplb", True, "and not of its fork"),
+        (JULY, "media_io_kwargs", {}, "is a flag of vLLM 0.9.2, but not of its fork"),
+        (JUNE, "enable_eplb", True, "but not of its fork"),
         (JULY, "enable_eplb", True, ""),
         (JUNE, "quantization", "nonsense", "'nonsense' is not valid"),
         (AITER, "block_size", 1, ""),

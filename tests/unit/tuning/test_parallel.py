@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import errors
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.tuning.parallel import (
     parallel_args,
-    problems,
+    parallel_problems,
     uses_ray,
 )
 
@@ -124,7 +124,7 @@ def test_every_release_takes_what_is_not_refused(version: str) -> None:
         nodes = shape.get("nodes", 1)
         found = layouts({f"n{number}": state() for number in range(nodes)}, [deployment(**shape)])
         slots = [slot for layout in found.values() for slot in layout.slots]
-        if problems(slots[0].deployment, table):
+        if parallel_problems(slots[0].deployment, table):
             continue
         for slot in slots:
             args = parallel_args(slot.deployment, slot, table)
@@ -169,10 +169,10 @@ def test_every_release_takes_what_is_not_refused(version: str) -> None:
 def test_what_a_release_cannot_do(shape: dict[str, Any], last_without: str, text: str) -> None:
     found = layouts({"n1": state(), "n2": state()}, [deployment(**shape)])
     wanted = found["n1"].slots[0].deployment
-    assert [item.text() for item in problems(wanted, knowledge().flags(last_without))] == [text]
+    assert [item.text() for item in parallel_problems(wanted, knowledge().flags(last_without))] == [text]
     line = knowledge().line
     following = line.releases[line.find(last_without).index + 1]
-    assert problems(wanted, knowledge().flags(following)) == ()
+    assert parallel_problems(wanted, knowledge().flags(following)) == ()
 
 
 def test_reasons_name_catalogued_sources() -> None:
@@ -188,16 +188,16 @@ def test_reasons_name_catalogued_sources() -> None:
     ("version", "keys", "text"),
     [
         ("0.11.0", {"engine_args": {"distributed_executor_backend": "mp"}},
-         "vllm_deployments[0].engine_args.distributed_executor_backend: mp cannot span hosts in vLLM 0.11.0; it can "
-         "from 0.11.1 on. Use a newer vLLM, or leave it out: older releases join hosts with Ray."),
+         "vllm_deployments[0].engine_args.distributed_executor_backend: mp cannot span hosts in vLLM 0.11.0; 0.11.1 is "
+         "the first that can. Use a newer vLLM, or leave it out: older releases join hosts with Ray."),
         ("0.11.0", {"settings": {"executor": "mp"}},
-         "vllm_deployments[0].settings.executor: mp cannot span hosts in vLLM 0.11.0; it can from 0.11.1 on. Use a "
-         "newer vLLM, or leave it out: older releases join hosts with Ray."),
+         "vllm_deployments[0].settings.executor: mp cannot span hosts in vLLM 0.11.0; 0.11.1 is the first that can. "
+         "Use a newer vLLM, or leave it out: older releases join hosts with Ray."),
         ("0.11.0", {}, None),
         ("0.11.1", {"engine_args": {"distributed_executor_backend": "mp"}}, None),
     ],
 )  # fmt: skip
 def test_what_else_spans_hosts(version: str, keys: dict[str, Any], text: str | None) -> None:
     placed = layouts({"n1": state(), "n2": state()}, [deployment(**SPAN, nodes=2, **keys)])
-    found = problems(placed["n1"].slots[0].deployment, knowledge().flags(version))
+    found = parallel_problems(placed["n1"].slots[0].deployment, knowledge().flags(version))
     assert [item.text() for item in found] == ([text] if text else [])

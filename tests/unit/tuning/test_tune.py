@@ -93,8 +93,8 @@ def test_an_image_for_cpu_gets_nothing_for_gpus() -> None:
         (
             "0.11.1",
             {"engine_args": {"max_num_seq": 4}},
-            "vllm_deployments[0].engine_args.max_num_seq: is no flag of vLLM 0.11.1, nor of any other release in the "
-            "catalogue. Did you mean max_num_seqs?",
+            "vllm_deployments[0].engine_args.max_num_seq: is not a flag of vLLM 0.11.1, nor of any other release "
+            "in the catalogue. Did you mean max_num_seqs?",
         ),
         ("0.11.1", {"engine_args": {"swap_spce": 4}}, "Did you mean swap_space?"),
         ("0.18.0", {"engine_args": {"swap_space": 4}}, "was removed in vLLM 0.18.0, and this is 0.18.0."),
@@ -153,8 +153,8 @@ def test_what_this_release_refuses(version: str, keys: dict[str, Any], text: str
             {"engine_args": {"swap_space": 4}},
             "engine_args.swap_space: is accepted and does nothing.",
         ),
-        ("0.33.0", {"env": {"VLLM_USE_V1": "1"}}, "env.VLLM_USE_V1: is not read since vLLM 0.11.1"),
-        ("0.33.0", {"env": {"VLLM_USE_TRTION": "1"}}, "env.VLLM_USE_TRTION: is no variable of vLLM"),
+        ("0.33.0", {"env": {"VLLM_USE_V1": "1"}}, "env.VLLM_USE_V1: has not been read since vLLM 0.11.1"),
+        ("0.33.0", {"env": {"VLLM_USE_TRTION": "1"}}, "env.VLLM_USE_TRTION: is not a variable of vLLM"),
         ("0.11.2.dev3", {}, "vLLM 0.11.2.dev3 is not a release in the catalogue"),
     ],
 )

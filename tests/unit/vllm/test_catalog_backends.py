@@ -210,13 +210,13 @@ R1_HEADS, KIMI_HEADS, LITE_HEADS = 128, 64, 16
     ("version", "backend", "facts", "text"),
     [
         ("0.9.1", "aiter_mla", {"heads": LITE_HEADS, "tp": 2}, "8 attention heads per GPU are not among 16, 128; "
-         "tensor_parallel_size 1 gives one"),
-        ("0.17.1", "aiter_mla", {"heads": R1_HEADS, "tp": 4}, "tensor_parallel_size 1 or 8 gives one"),
-        ("0.17.1", "aiter_triton_mla", {"heads": KIMI_HEADS, "tp": 8}, "tensor_parallel_size 4 gives one"),
-        ("0.17.1", "aiter_mla", {"heads": 20, "tp": 1}, "no tensor_parallel_size gives one"),
+         "tensor_parallel_size 1 gives a supported"),
+        ("0.17.1", "aiter_mla", {"heads": R1_HEADS, "tp": 4}, "tensor_parallel_size 1 or 8 gives a supported"),
+        ("0.17.1", "aiter_triton_mla", {"heads": KIMI_HEADS, "tp": 8}, "tensor_parallel_size 4 gives a supported"),
+        ("0.17.1", "aiter_mla", {"heads": 20, "tp": 1}, "no tensor_parallel_size gives a supported"),
         ("0.17.1", "aiter_mla", {"heads": R1_HEADS, "tp": 8}, ""),
         ("0.18.0", "aiter_mla", {"heads": KIMI_HEADS, "tp": 8}, ""),
-        ("0.18.0", "aiter_mla", {"heads": LITE_HEADS, "tp": 8}, "tensor_parallel_size 1 or 2 or 4 gives one"),
+        ("0.18.0", "aiter_mla", {"heads": LITE_HEADS, "tp": 8}, "tensor_parallel_size 1 or 2 or 4 gives a supported"),
         ("0.20.0", "aiter_mla", {"heads": LITE_HEADS, "tp": 8}, ""),
         ("0.26.0", "aiter_mla", {"heads": 96, "tp": 8}, "12 attention heads per GPU"),
         ("0.27.0", "aiter_mla", {"heads": 96, "tp": 8}, ""),

@@ -10,7 +10,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.env_
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.findings import errors
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.flags import check
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.settings import (
-    Rendered,
+    RenderedSetting,
     render_setting,
 )
 
@@ -21,7 +21,7 @@ from tests.worlds.setting_values import MAPS, values
 RELEASES = knowledge().line.releases
 
 
-def rendered(version: str, *settings: tuple[str, Any]) -> Rendered:
+def rendered(version: str, *settings: tuple[str, Any]) -> RenderedSetting:
     return render_settings(knowledge().book(version), settings)
 
 

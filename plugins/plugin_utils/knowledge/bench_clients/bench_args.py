@@ -14,9 +14,9 @@ from ....module_utils.benchmarks.bench_results import KINDS
 from ....module_utils.common.errors import nearest, suggest
 from ..vllm.findings import BAD_CHOICE, BAD_VALUE, GONE, NOT_YET, OK, UNKNOWN, Finding
 from ..vllm.flag_values import Value, token
-from ..vllm.flags import Flag, FlagTable, absent, check, flags_of, option_index
-from ..vllm.settings import PLACE, fits, flag_argv, put, wrong_value
-from .bench_clients import BenchClients, ever
+from ..vllm.flags import Flag, FlagTable, absence_finding, check, flags_of, option_index
+from ..vllm.settings import PLACE, applies_to_release, fill_template, flag_argv, wrong_value
+from .bench_clients import BenchClients, flags_in_any_release
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ def bench_table(serve: FlagTable, data: Mapping[str, Any], command: str) -> Flag
         flags.update((name, flag) for name, flag in serve.flags.items() if flag.engine)
     changes = serve.bench.get(command, {})
     flags.update(flags_of(entry["flags"], data["defaults"], serve.line, serve.release.index, changes))
-    return replace(serve, flags=flags, options=option_index(flags.values()), ever=ever(serve, entry))
+    return replace(
+        serve, flags=flags, options=option_index(flags.values()), ever=flags_in_any_release(serve, entry)
+    )
 
 
 def bench_args(
@@ -56,13 +58,13 @@ def bench_args(
     """Return the command line of a benchmark of this kind.
 
     `measured` describes what is measured and `arguments` how, as flags of the client or by the names of
-    bench_settings.yml; a setting is translated to other flags if the release lacks the flag that was meant. `served` is
-    the server's command line, from which the client takes the options that concern it too. An argument that the release
-    cannot express becomes a finding that names the release where it was added or removed. Raise ValueError for an
-    unknown kind.
+    bench_settings.yml; a setting is translated to other flags if the release does not have the intended one. `served`
+    is the server's command line, from which the client takes the options that it needs too. An argument that the
+    release cannot express becomes a finding that names the release where it was added or removed. Raise ValueError for
+    an unknown kind.
     """
     if kind not in KINDS:
-        raise ValueError(f"{kind!r} is no kind of benchmark. {suggest(kind, KINDS)}")
+        raise ValueError(f"{kind!r} is not a kind of benchmark. {suggest(kind, KINDS)}")
     clients = BenchClients(serve, data, book, kind)
     command = clients.command(serve.release.index)
     table = bench_table(serve, data, command["table"])
@@ -80,7 +82,7 @@ def bench_args(
     return BenchCommand(tuple(argv), command["table"], tuple(findings))
 
 
-def reserved(book: Mapping[str, Any], kind: str, arguments: Iterable[str]) -> Iterator[Finding]:
+def reserved_findings(book: Mapping[str, Any], kind: str, arguments: Iterable[str]) -> Iterator[Finding]:
     """Yield a finding for each argument that the operator may not set."""
     for name in arguments:
         setting = book["settings"].get(name)
@@ -141,7 +143,7 @@ class _Client:
             if found.status == BAD_CHOICE:
                 found = self._later(name, [{"args": {_option(name): PLACE}}], value) or found
         elif not setting or (wrong and key != name):
-            found, flags = absent(self.table, _option(name)), {_option(name): spoken}
+            found, flags = absence_finding(self.table, _option(name)), {_option(name): spoken}
             if found.status == UNKNOWN:
                 found = self._later(name, [{"args": {_option(name): PLACE}}], value) or self._unknown(found)
         elif wrong:
@@ -160,9 +162,10 @@ class _Client:
         """Return a setting in the first of its forms that this release supports."""
         line, index = self.table.line, self.table.release.index
         for form in setting["forms"]:
-            if form.get("kind", self.kind) == self.kind and fits(line, index, form, value):
+            if form.get("kind", self.kind) == self.kind and applies_to_release(line, index, form, value):
                 flags = {
-                    flag: put(item, _spoken(setting, value)) for flag, item in form.get("args", {}).items()
+                    flag: fill_template(item, _spoken(setting, value))
+                    for flag, item in form.get("args", {}).items()
                 }
                 if all(flag in self.table.options for flag in flags):
                     return Finding(name, OK), flags
@@ -181,7 +184,7 @@ class _Client:
         first = self.clients.first_after(forms, _spoken(setting, value), value)
         if first is None:
             return None
-        what = f"{self._inexpressible(value)}; it can from {first} on"
+        what = f"{self._inexpressible(value)}; {first} is the first release that can"
         return Finding(name, NOT_YET, what, "Leave it out.", "", self.table.release.exact, optional)
 
     def _inexpressible(self, value: Value) -> str:

@@ -16,7 +16,7 @@ from ....module_utils.common.errors import suggest
 from ..vllm.findings import UNKNOWN, Finding
 from ..vllm.flag_values import Value
 from ..vllm.flags import FlagTable
-from ..vllm.settings import fits, put
+from ..vllm.settings import applies_to_release, fill_template
 
 
 def unknown_arguments(
@@ -27,11 +27,11 @@ def unknown_arguments(
     `serve` is the table of any release: the answer does not depend on it. Raise ValueError for an unknown kind.
     """
     if kind not in KINDS:
-        raise ValueError(f"{kind!r} is no kind of benchmark. {suggest(kind, KINDS)}")
+        raise ValueError(f"{kind!r} is not a kind of benchmark. {suggest(kind, KINDS)}")
     known = BenchClients(serve, data, book, kind).names()
     keys = {name: name.lstrip("-").replace("-", "_") for name in names}
     return tuple(
-        Finding(name, UNKNOWN, f"is no argument of vLLM's {kind} benchmark", suggest(key, known))
+        Finding(name, UNKNOWN, f"is not an argument of vLLM's {kind} benchmark", suggest(key, known))
         for name, key in keys.items()
         if key not in known
     )
@@ -73,13 +73,16 @@ class BenchClients:
         line = self.serve.line
         for index in range(self.serve.release.index + 1, len(line.releases)):
             entry = self.data["commands"][self.command(index)["table"]]
-            flags = ever(self.serve, entry)
+            flags = flags_in_any_release(self.serve, entry)
             for form in forms:
                 args = form.get("args", {}).items()
                 if (
                     form.get("kind", self.kind) == self.kind
-                    and fits(line, index, form, value)
-                    and all(self._takes(flags.get(flag), index, put(item, spoken)) for flag, item in args)
+                    and applies_to_release(line, index, form, value)
+                    and all(
+                        self._takes(flags.get(flag), index, fill_template(item, spoken))
+                        for flag, item in args
+                    )
                 ):
                     return line.releases[index]
         return None
@@ -92,6 +95,6 @@ class BenchClients:
         return choices is None or value in choices
 
 
-def ever(serve: FlagTable, entry: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+def flags_in_any_release(serve: FlagTable, entry: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """Return the flags that a command of bench.json, `entry`, has in any release."""
     return {**serve.ever, **entry["flags"]} if entry["engine_args"] else entry["flags"]

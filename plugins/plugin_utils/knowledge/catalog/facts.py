@@ -15,7 +15,7 @@ _METHODS = {"compressed-tensors": "compressed_tensors", "auto_awq": "awq", "auto
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts about a model that recipes depend on; None: it is not known whether it is so.
+    """The facts about a model that recipes depend on; None for what is not known.
 
     Attributes:
         repository: organisation/name, or the configured path.
@@ -44,7 +44,7 @@ class ModelFacts:
 def model_facts(
     repository: str, config: Mapping[str, Any] | None, quantization: Mapping[str, Any] | None = None
 ) -> ModelFacts:
-    """Return the facts from a config.json; without one, only what its name shows of its quantization_config."""
+    """Return the facts from a config.json; without one, only the quantization, as far as the model's name shows it."""
     if config is None:
         method, scales = quantization_of({"quantization_config": quantization or {"quant_method": _UNKNOWN}})
         return ModelFacts(repository, (), None, None, None, None, None, None, method, scales, None, None)

@@ -19,18 +19,20 @@ CATALOG = Path(__file__).resolve().parents[4] / "catalog"
 def read_yaml(path: Path) -> Any:
     """Read a YAML file of the toolkit.
 
-    What it holds is kept as Python keeps bytecode: beside it in __pycache__, for this version of Python, until its time
-    or its size is another; and not at all where that cannot be written. Parsing takes a third of a plan's time.
+    Its data is cached as Python caches bytecode: next to it in __pycache__, for this version of Python, until its time
+    or size changes; not at all where that directory cannot be written. Parsing takes a third of a plan's time.
     """
     status = path.stat()
     stamp, kept = (status.st_mtime_ns, status.st_size), Path(cache_from_source(f"{path}.py"))
     with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
-        was, data = marshal.loads(kept.read_bytes())  # as trusted as the bytecode beside it
+        was, data = marshal.loads(kept.read_bytes())  # as trusted as the bytecode next to it
         if was == stamp:
             return data
     data = _parsed(path)
     if not sys.dont_write_bytecode:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: what has no such form, as a date
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # ValueError: data that marshal cannot write, such as a date
             content = marshal.dumps((stamp, data))
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(str(kept), content, status.st_mode & 0o666)

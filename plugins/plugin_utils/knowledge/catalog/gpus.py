@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Validated:
+class ValidatedModes:
     """A pair of partition modes that AMD lists as validated, and the first ROCm release with it."""
 
     compute: str
@@ -32,7 +32,7 @@ class GpuModel:
     memory_bytes: int
     partitions: tuple[tuple[str, int], ...]
     memory: tuple[tuple[str, tuple[str, ...]], ...]
-    validated: tuple[Validated, ...]
+    validated: tuple[ValidatedModes, ...]
     source: str
     peak: PeakRates | None = None
 
@@ -45,7 +45,7 @@ class GpuModel:
         return self.peak.part(count) if self.peak and count else None
 
     def count(self, compute: str) -> int | None:
-        """Return the number of partitions of one GPU in a compute mode, or None if it lacks the mode."""
+        """Return the number of partitions of one GPU in a compute mode, or None if it does not have the mode."""
         return dict(self.partitions).get(compute)
 
     def memory_for(self, compute: str) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class GpuModel:
 
 @dataclass(frozen=True)
 class GpuCatalog:
-    """All models, and the rule by which render nodes are numbered."""
+    """All models, and the rule for numbering render nodes."""
 
     models: tuple[GpuModel, ...]
     first_minor: int
@@ -108,7 +108,8 @@ def parse_gpus(data: Mapping[str, Any]) -> GpuCatalog:
                 partitions=tuple((mode, entry["count"]) for mode, entry in partitions.items()),
                 memory=tuple((mode, tuple(entry["memory"])) for mode, entry in partitions.items()),
                 validated=tuple(
-                    Validated(entry["compute"], entry["memory"], entry["rocm"]) for entry in item["validated"]
+                    ValidatedModes(entry["compute"], entry["memory"], entry["rocm"])
+                    for entry in item["validated"]
                 ),
                 source=item["source"],
                 peak=_peak(item.get("peak")),

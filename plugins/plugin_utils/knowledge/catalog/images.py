@@ -24,7 +24,7 @@ class ImageFacts:
 
     basis: how the reference was recognized: tag, family, repository or unknown (tuning/image_software.py adds declared
     and image). platform: rocm, cpu, cuda, or "" if unknown. fork: its vLLM is this fork of forks.yml. floating: the tag
-    moves, so that its content has to be asked.
+    moves, so that the image must be probed.
     """
 
     ref: str
@@ -111,8 +111,8 @@ def check_image(data: Mapping[str, Any], facts: ImageFacts, gfx: str, gpu: str =
     """Check whether an image runs on a GPU: built for it, with a ROCm release that supports it, and with vLLM."""
     found: list[Finding] = []
     if not facts.serves:
-        fix = "Use an image that has vLLM in it."
-        found.append(Finding(facts.ref, BAD_VALUE, "has no vLLM", fix, facts.source))
+        fix = "Use an image that contains vLLM."
+        found.append(Finding(facts.ref, BAD_VALUE, "does not contain vLLM", fix, facts.source))
     if facts.gfx is not None and gfx not in facts.gfx:
         what = f"was built for {', '.join(facts.gfx)}, and the GPUs are {gfx}"
         found.append(

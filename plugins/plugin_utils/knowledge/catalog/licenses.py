@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Know licences of models by the names that cards have for them, and which need to be accepted (licenses.yml)."""
+"""Look up licences of models by the names that cards give them, and which must be accepted (licenses.yml)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..rules.repositories import named
+from ..rules.repositories import matches_pattern
 
 REPOSITORY = "repo:"
-"""Before a repository whose terms are accepted as a whole, as those of licences without an identifier are."""
+"""The prefix of a repository whose terms are accepted as a whole, as are those of licences without an identifier."""
 NAMELESS = ("other", "unknown")
 """What a card says of a licence that the hub has no identifier for."""
 
@@ -19,7 +19,7 @@ NAMELESS = ("other", "unknown")
 class License:
     """A licence of a repository.
 
-    key: what accepts it: its identifier, or repo:NAME. needed: it has to be accepted. link, asks: "" if unknown.
+    key: what accepts it: its identifier, or repo:NAME. needed: it must be accepted. link, asks: "" if unknown.
     """
 
     key: str
@@ -62,18 +62,13 @@ class LicenseBook:
 
     def by_name(self, repo: str) -> tuple[License, ...]:
         """Return the licences that models with this name have, that of a known base included; empty if unknown."""
-        found = next((item for item in self._models if named(repo, item["repositories"])), None)
+        found = next((item for item in self._models if matches_pattern(repo, item["repositories"])), None)
         if not found:
             return ()
         return self.stated(repo, [found["license"], *([found["base"]] if "base" in found else ())])
 
 
-def accepted(license: License, repos: Iterable[str], accepting: Iterable[str]) -> bool:
+def is_accepted(license: License, repos: Iterable[str], accepting: Iterable[str]) -> bool:
     """Return whether a licence needs no acceptance or has it. repos: those whose acceptance as a whole includes it."""
     keys = {license.key, *(f"{REPOSITORY}{repo}" for repo in repos)}
     return not license.needed or not keys.isdisjoint(accepting)
-
-
-def needed(licenses: Iterable[License]) -> Iterator[str]:
-    """Yield what accepts each licence that needs it."""
-    return (item.key for item in licenses if item.needed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what is known of a model by its name: shape, how its weights are stored, and which known name is nearest.
+"""Look up what is known of a model by its name: shape, how its weights are stored, and which known name is nearest.
 
 That is for plans made before the hub was asked for the model's config.json. The data is catalog/models.yml; nothing
 here reads a file.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..rules.repositories import named
+from ..rules.repositories import matches_pattern
 
 UNKNOWN: Mapping[str, Any] = {"quant_method": "unknown"}
 """A quantization_config of which nothing is known, not even whether there is one."""
@@ -37,7 +37,9 @@ def named_model(data: Mapping[str, Any], repository: str, method: str = "") -> N
 
     method: the operator's --quantization; it counts where no publication says otherwise.
     """
-    entry = next((item for item in data["models"].values() if named(repository, item["repositories"])), None)
+    entry = next(
+        (item for item in data["models"].values() if matches_pattern(repository, item["repositories"])), None
+    )
     if entry is not None and repository.lower() in map(str.lower, entry["published"]):
         return _model(entry, entry["config"].get("quantization_config") or {})
     found = _variant(data, repository)
@@ -62,9 +64,9 @@ def _variant(data: Mapping[str, Any], repository: str) -> Mapping[str, Any] | No
         patterns = variant["repositories"]
         if repository.startswith(
             "/"
-        ):  # whose it is is not known: what one publisher does with all says nothing
+        ):  # the publisher is not known, so what one does with all models says nothing
             patterns = [item for item in patterns if item.startswith("*/") or "*" not in item]
-        if named(repository, patterns):
+        if matches_pattern(repository, patterns):
             found: Mapping[str, Any] = variant["quantization_config"]
             return found
     return None
@@ -73,7 +75,7 @@ def _variant(data: Mapping[str, Any], repository: str) -> Mapping[str, Any] | No
 def nearest_names(data: Mapping[str, Any], repository: str) -> tuple[str, ...]:
     """Return the known names that a name may be meant to be, the nearest first; empty if it needs no correction.
 
-    A copy by somebody else of a known model needs none.
+    Somebody else's copy of a known model needs none.
     """
     organisation, _slash, name = repository.lower().partition("/")
     if not organisation:
@@ -84,12 +86,12 @@ def nearest_names(data: Mapping[str, Any], repository: str) -> tuple[str, ...]:
     if repository.lower() in known:
         return ()
     publishers = {item.partition("/")[0] for item in known}
-    shaped = any(named(repository, entry["repositories"]) for entry in data["models"].values())
+    shaped = any(matches_pattern(repository, entry["repositories"]) for entry in data["models"].values())
     copied = not difflib.get_close_matches(organisation, publishers, 1, _ALIKE)
     if shaped and (copied or _variant(data, repository) is not None):
         return ()
     near = difflib.get_close_matches(repository.lower(), known, 2, _ALIKE)
-    if not near:  # the organisation may be missing, or another one
+    if not near:  # the organisation may be missing or different
         ends = {item.rpartition("/")[2]: item for item in reversed(known)}
         near = [ends[item] for item in difflib.get_close_matches(name or organisation, ends, 2, _ALIKE)]
     return tuple(known[item] for item in near)

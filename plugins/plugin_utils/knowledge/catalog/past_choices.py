@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ..rules.conditions import holds
 from ..vllm.flag_values import Value
 from .facts import ModelFacts
-from .recipes import Context, Recipe, RecipeChoice, condition_facts, fit, settings_facts
+from .recipes import Context, Recipe, RecipeChoice, condition_facts, match_rank, settings_facts
 
 _SPAN = ("since", "until")
 
@@ -16,7 +16,7 @@ _SPAN = ("since", "until")
 def past_choices(
     recipes: Sequence[Recipe], model: ModelFacts, context: Context, known: Mapping[str, Value]
 ) -> tuple[tuple[RecipeChoice, str], ...]:
-    """Return settings that nothing decides now, each with the release from which on it is not recommended.
+    """Return settings that nothing decides now, each with the first release for which it is not recommended.
 
     All other conditions of the recommendation hold.
     """
@@ -24,7 +24,7 @@ def past_choices(
     facts, settings = condition_facts(model, context).__getitem__, settings_facts(known)
     found: dict[str, tuple[RecipeChoice, str]] = {}
     for recipe in recipes:
-        if fit(recipe, model) is None:
+        if match_rank(recipe, model) is None:
             continue
         for entry in recipe.settings:
             until = entry.when.get("until")

@@ -13,7 +13,7 @@ from typing import Any
 from ....module_utils.engines.versions import Timeline
 
 UNKNOWN = "unknown"
-"""The quant_method of a checkpoint of which it is not known how it is quantized."""
+"""The quant_method of a checkpoint whose quantization is not known."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Method:
 
 @dataclass(frozen=True)
 class QuantizationTable:
-    """The methods of a release, and for checkpoints that not only their own method runs, which do.
+    """The methods of a release, and which of them run checkpoints of other methods.
 
     runs: kind of checkpoint → {--quantization: method that runs it}; "" where there is none, "*" for any.
     """
@@ -62,7 +62,7 @@ class QuantizationTable:
 def quantization(
     methods: Mapping[str, Any], checkpoints: Mapping[str, Any], line: Timeline, index: int
 ) -> QuantizationTable:
-    """Return what one release says, of the two files."""
+    """Return the table of one release, from the two files."""
 
     def at(data: Mapping[str, Any], entry: Mapping[str, Any], key: str) -> Any:
         return line.value(entry.get(key, ()), index, data["defaults"][key])
@@ -87,7 +87,7 @@ def quantization(
     )
 
 
-def quantized(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return what a config.json says about quantization, where vLLM looks for it; None if it says nothing."""
     inner = config.get("text_config")
     for place in (config, inner if isinstance(inner, Mapping) else {}):
@@ -109,7 +109,7 @@ def method_of(checkpoint: Mapping[str, Any]) -> str:
 
 
 def kinds(checkpoint: Mapping[str, Any], model_type: str) -> tuple[str, ...]:
-    """Return under which names the catalogue may have a checkpoint, the closest first."""
+    """Return the names under which the catalogue may have a checkpoint, the closest first."""
     own = method_of(checkpoint)
     if own.startswith("modelopt"):
         algorithm = _algorithm(checkpoint)

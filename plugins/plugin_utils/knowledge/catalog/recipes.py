@@ -14,7 +14,7 @@ from typing import Any
 from ....module_utils.engines.versions import Release, Timeline
 from ...base.json_record import JsonRecord
 from ..rules.conditions import UNKNOWN, Facts, holds
-from ..rules.repositories import named
+from ..rules.repositories import matches_pattern
 from ..vllm.flag_values import Value
 from .facts import ModelFacts
 
@@ -158,11 +158,11 @@ def parse_recipe(data: Mapping[str, Any]) -> Recipe:
     )
 
 
-def fit(recipe: Recipe, model: ModelFacts) -> int | None:
+def match_rank(recipe: Recipe, model: ModelFacts) -> int | None:
     """Return how specifically a recipe matches a model, or None if it does not."""
     if recipe.match.get("all"):
         return ANY
-    if named(model.repository, recipe.match.get("repositories", ())):
+    if matches_pattern(model.repository, recipe.match.get("repositories", ())):
         return REPOSITORY
     if any(name in recipe.match.get("architectures", ()) for name in model.architectures):
         return ARCHITECTURE
@@ -192,7 +192,9 @@ def select_recipes(
     decided = dict(given or {})
     facts = condition_facts(model, context).__getitem__
     ranked: dict[str, list[tuple[Rank, RecipeChoice]]] = {}
-    fitting = [(level, recipe) for recipe in recipes for level in (fit(recipe, model),) if level is not None]
+    fitting = [
+        (level, recipe) for recipe in recipes for level in (match_rank(recipe, model),) if level is not None
+    ]
     entries = [
         (level, number, entry)
         for number, (level, entry) in enumerate(
@@ -256,7 +258,7 @@ def speculative_pairs(
         pair
         for recipe in recipes
         for pair in recipe.pairs
-        if named(model.repository, [pair["target"]])
+        if matches_pattern(model.repository, [pair["target"]])
         and pair["engine"] == context.engine
         and context.line.inside(pair["since"], pair["until"], context.release.index)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate the catalogue's conditions, in recipes, refusals and checks: the only interpreter that they have.
+"""Evaluate the catalogue's conditions, in recipes, refusals and checks: this is their only interpreter.
 
 Use `holds(condition, facts)`. A condition has one of two forms, and each may contain the other:
 
@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ....module_utils.common.errors import suggest
-from .repositories import named
+from .repositories import matches_pattern
 
 Condition = Any
 """A map, a fact by its name, a list with an operator first, or None for what is not known."""
 
 
 class _Unknown:
-    """What cannot be told."""
+    """The value of what is not known."""
 
     def __repr__(self) -> str:
         return "unknown"
@@ -36,14 +36,14 @@ class _Unknown:
 
 UNKNOWN = _Unknown()
 ITEM = "item."
-"""The beginning of the names of what a sequence consists of, which are no facts of a start."""
+"""The prefix of the names of a sequence's items, which are not facts of a start."""
 THERE = object()
 """A value that is there and not None, of which nothing else is known."""
 
 Facts = Callable[[str], Any]
 """Returns the value of a fact, or UNKNOWN. `release` is a Release, and `line` the Timeline that it is in."""
 SPAN = ("since", "until", "forks")
-"""Keys of a map that its fact `release` is compared with."""
+"""Keys of a map with which the fact `release` is compared."""
 
 _TYPES: Mapping[str, type] = {
     "int": int, "str": str, "float": float, "bool": bool, "list": list, "dict": dict,
@@ -67,7 +67,7 @@ def read_map(value: Any) -> Mapping[str, Any] | None:
 
 
 def _count(value: Any) -> bool:
-    """Whether a value is a whole number, or a text or a fraction that says the same."""
+    """Return whether a value is a whole number, or a text or a fraction that means one."""
     if isinstance(value, str):
         return value.strip().lstrip("+-").isdigit()
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
@@ -169,9 +169,9 @@ _SPECIAL: Mapping[str, Callable[[Any, Facts], bool | None]] = {
     "any": lambda parts, facts: truth(_joined(True, (truth(evaluate(part, facts)) for part in parts))),
     "all": lambda parts, facts: truth(_joined(False, (truth(evaluate(part, facts)) for part in parts))),
     "not": lambda part, facts: truth(evaluate(["not", part], facts)),
-    "repositories": lambda patterns, facts: named(facts("repository"), patterns),
+    "repositories": lambda patterns, facts: matches_pattern(facts("repository"), patterns),
 }
-"""Keys of a map that are no facts."""
+"""Keys of a map that are not facts."""
 
 
 def _released(condition: Mapping[str, Any], facts: Facts) -> bool:
@@ -207,8 +207,8 @@ def _passed(value: Any, test: str, limit: Any) -> bool | None:
         return None
 
 
-def bound(name: str, value: Any, facts: Facts) -> Facts:
-    """Return the facts with one more, which an item of a sequence is called by."""
+def with_fact(name: str, value: Any, facts: Facts) -> Facts:
+    """Return the facts with one more: an item of a sequence, by the name that the condition gives it."""
     return lambda fact: value if fact == name else facts(fact)
 
 
@@ -216,7 +216,7 @@ def _quantified(parts: Sequence[Condition], facts: Facts) -> Any:
     name, items, inner = parts[0], evaluate(parts[1], facts), parts[2]
     if not isinstance(items, (list, tuple, str, Mapping)):
         return UNKNOWN
-    return _joined(True, (truth(evaluate(inner, bound(name, item, facts))) for item in items))
+    return _joined(True, (truth(evaluate(inner, with_fact(name, item, facts))) for item in items))
 
 
 class _Member(str):
@@ -288,7 +288,7 @@ def _computed(sign: str, values: Sequence[Any]) -> Any:
 
 
 def _equal(a: Any, b: Any) -> Any:
-    """Equality; of an enumeration's member and a number it is unknown."""
+    """Return whether two values are equal; UNKNOWN for an enumeration's member and a number."""
     if isinstance(a, _Member) != isinstance(b, _Member) and not all(isinstance(item, str) for item in (a, b)):
         return False if a is None or b is None else UNKNOWN
     return b == a if isinstance(b, _Member) else a == b
@@ -333,7 +333,7 @@ def reasons(condition: Condition, facts: Facts) -> Iterator[Condition]:
 
 
 def _denied(condition: Condition, facts: Facts) -> Iterator[Condition]:
-    """Yield the parts of a condition that make it not hold."""
+    """Yield the parts of a condition that make it fail."""
     sign = condition[0] if isinstance(condition, list) else ""
     if sign == "and":
         yield from _denied(next((part for part in condition[1:] if holds(["not", part], facts)), None), facts)

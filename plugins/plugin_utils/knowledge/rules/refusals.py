@@ -12,7 +12,7 @@ from .conditions import Condition, Facts, evaluate, holds, read_map
 
 @dataclass(frozen=True)
 class RefusalRule:
-    """When a release does not start, and what to say then.
+    """A case in which a release does not start, and the message for it.
 
     Attributes:
         flags: that it is about; the rule is tried with each, as the fact `flag`, and with its value, as `value`.
@@ -60,7 +60,7 @@ def parse_refusals(data: Mapping[str, Any]) -> tuple[RefusalRule, ...]:
 
 
 def broken_rules(rules: Iterable[RefusalRule], facts: Facts) -> Iterator[RuleMessage]:
-    """Yield what each rule says that certainly holds."""
+    """Yield the message of each rule that certainly holds."""
     for rule in rules:
         for flag in rule.flags or ("",):
             for own in _entries(rule, flag, facts):

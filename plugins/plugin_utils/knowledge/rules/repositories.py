@@ -10,7 +10,7 @@ from collections.abc import Iterable
 _WILDCARD = re.compile(r"[*?\[]")
 
 
-def named(repository: str, patterns: Iterable[str]) -> bool:
+def matches_pattern(repository: str, patterns: Iterable[str]) -> bool:
     """Return whether a repository matches one of the patterns, ignoring case; only the last part of a path counts."""
     name = repository.lower()
     if name.startswith("/"):
@@ -23,5 +23,5 @@ def named(repository: str, patterns: Iterable[str]) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """fnmatch, which makes a regular expression of each pattern: only of those whose first letters agree."""
+    """Return what fnmatch says; it compiles each pattern, so only those with the same first letters are tried."""
     return name.startswith(_WILDCARD.split(pattern, maxsplit=1)[0]) and fnmatch.fnmatchcase(name, pattern)

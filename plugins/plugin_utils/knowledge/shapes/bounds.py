@@ -3,8 +3,8 @@
 
 Each number that decides about memory (heads of keys and values, their size, widths, experts) has many names. For an
 unknown architecture, the leanest reading takes the smallest number under any name that can be meant, and the largest
-reading the largest one; what the config does not say, such as a gate or shared matrices, is absent in the one and
-present in the other. What a real engine takes lies between the two.
+reading the largest one; what the config does not say, such as a gate or shared matrices, is absent from the leanest and
+present in the largest. What a real engine takes lies between the two.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STATES = re.compile(
 _GATED = ("silu", "swish", "swiglu", "geglu", "swigluoai", "glu")
 
 
-def lean(n: ConfigNumbers) -> tuple[ConfigNumbers, Family]:
+def leanest_reading(n: ConfigNumbers) -> tuple[ConfigNumbers, Family]:
     """Return the leanest reading."""
     found = _candidates(n.config)
     config = dict(n.config)
@@ -59,7 +59,7 @@ def lean(n: ConfigNumbers) -> tuple[ConfigNumbers, Family]:
     return ConfigNumbers(config), Family(gated=gated, tied=True, norms=1)
 
 
-def large(n: ConfigNumbers) -> tuple[ConfigNumbers, Family]:
+def largest_reading(n: ConfigNumbers) -> tuple[ConfigNumbers, Family]:
     """Return the largest reading: latent attention as attention with all heads, and each layer a full one."""
     found = _candidates(n.config)
     config = {
@@ -87,17 +87,17 @@ _KEPT = frozenset(
 
 
 def attention_share(n: ConfigNumbers) -> float:
-    """Return the part of the layers that keep keys and values in the leanest case: all, if no key is against it."""
+    """Return the part of the layers that keep keys and values in the leanest case: all, unless a key says otherwise."""
     return 0.1 if any(_OTHER_MIXER.search(name) for name, value in n.config.items() if value) else 1.0
 
 
 def keeps_states(n: ConfigNumbers) -> bool:
-    """Return whether layers may keep states, and share or lack the blocks that layers with attention have."""
+    """Return whether layers may keep states, and share the blocks that layers with attention have, or have none."""
     return any(_STATES.search(name) for name, value in n.config.items() if value)
 
 
 def _one_block(n: ConfigNumbers) -> bool:
-    """Return whether a key says what block each layer is: then a layer can be attention, or a state, and no more."""
+    """Return whether a key says what block each layer is: then a layer is either attention or a state."""
     return any(
         isinstance(value, (str, list))
         and value

@@ -69,7 +69,7 @@ def build(
 
 
 def _layers(n: ConfigNumbers, family: Family, model_type: str, quantized: Quantization) -> tuple[Layer, ...]:
-    """Return all layers, equal ones as one object; a quantized checkpoint names what it leaves out by the layer."""
+    """Return all layers, equal ones as one object; a quantized checkpoint names what it leaves out layer by layer."""
     if model_type in READERS:
         plain = READERS[model_type](n, family, model_type)
     else:

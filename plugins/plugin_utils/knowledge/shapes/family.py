@@ -23,7 +23,7 @@ class Family:
         norms: number per layer; with norm_bias each has a bias.
         sliding: a window in the config is used unless the config's own switch is off; every period-th layer is a full
             one.
-        listed: the class goes by the layer types that the config lists.
+        listed: the class uses the layer types that the config lists.
         expert_bias: experts and router have biases.
         shared_gate: the shared experts have a gate.
         shared_is_intermediate: a shared expert has the width intermediate_size.

@@ -163,7 +163,7 @@ def has_experts(n: ConfigNumbers, model_type: str, index: int) -> bool:
         period, offset = n.get("expert_layer_period", default=2), n.get("expert_layer_offset", default=1)
         return index % period == offset
     kinds = n.items("mlp_layer_types")
-    # Where a config has both, vLLM goes by the number, but for these.
+    # Where a config has both, vLLM uses the number, except for these.
     if kinds and (model_type in _BY_BLOCK or "first_k_dense_replace" not in n.config):
         return index < len(kinds) and kinds[index] == "sparse"
     if index in n.items("mlp_only_layers") or index < n.get("first_k_dense_replace", "num_dense_layers"):

@@ -22,8 +22,8 @@ class Cache:
     window: of sliding attention, chunk: of chunked attention, in tokens; 0 for none. latent: one vector for all heads,
     which every tensor parallel rank keeps whole. raw: bytes per token that are independent of the KV type. selected:
     tokens that sparse attention reads of them at most; 0 for all. page, block: bytes and tokens of a page, where the
-    model's own code settles both; 0 where they follow from the rest. declared: KV heads of config.json, by which blocks
-    are made as large as states, where the layers have others; 0 where they have these.
+    model's own code fixes both; 0 where they follow from the rest. declared: the KV heads of
+    config.json, from which vLLM sizes blocks to match states, where the layers have another number; else 0.
     """
 
     heads: int

@@ -21,7 +21,7 @@ class ModelShape:
         known: the layers of its architecture are known exactly.
         between: the leanest and the largest model that the config can mean, if that is not known exactly.
         unsure: what is not known, for messages, such as "the architecture NewForCausalLM".
-        missing: numbers that config.json lacks; without them only the size of the files is known.
+        missing: numbers that config.json does not have; without them only the size of the files is known.
         embedding, before, final, head: weights before and after the layers.
         tied: the head is the embedding.
         head_everywhere: each pipeline stage has the head.

@@ -90,7 +90,7 @@ class ConfigNumbers:
 
     @property
     def layers(self) -> int:
-        """Return their number; some configs have nothing but a list of what each layer is."""
+        """Return the number of layers; some configs only list what each layer is."""
         listed = self.items("layers_block_type") or self.items("hybrid_override_pattern")
         return self.get("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=len(listed))
 
@@ -138,7 +138,7 @@ def integer(value: Any) -> int | None:
     return None
 
 
-def resolved(
+def resolve_config(
     config: Mapping[str, Any], reads: Mapping[str, str], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the config with defaults, and with the keys that a family has under other names or in nested parts."""
@@ -158,8 +158,8 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with the keys of its nested parts, as far as it lacks them; towers' parts are left out.
+def flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with the keys of its nested parts that it does not have itself; towers' parts are left out.
 
     This is how the config of an unknown architecture is read.
     """

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .bounds import attention_share, keeps_states, large, lean
+from .bounds import attention_share, keeps_states, largest_reading, leanest_reading
 from .build import build
 from .checkpoint import CheckpointSize, checkpoint_size
 from .family import Families, Family
 from .layers import Layer
 from .model import ModelShape
-from .numbers import ConfigNumbers, flattened, resolved
+from .numbers import ConfigNumbers, flatten_config, resolve_config
 from .quantized import quantization
 
 __all__ = ["ModelShape", "model_shape"]
@@ -22,13 +22,13 @@ _TOLERANCE = 0.01
 _NO_TOWERS = ("text_config", "llm_config", "language_config", "quantization_config", "compression_config")
 _WRAPPERS = ("text_config", "llm_config", "language_config", "thinker_config")
 _FILES_BETWEEN = (0.8, 1.15)
-"""What a model of unknown layers loads of its files: not all of them, or some of it on each rank."""
+"""The share of its files that a model with unknown layers loads: less than all, or some of it on every rank."""
 _READINGS_BETWEEN = (0.9, 1.15)
-"""By how much real weights of an unknown architecture can be off its leanest and its largest reading."""
+"""By how much the real weights of an unknown architecture can differ from its leanest and its largest reading."""
 _WITH_STATES = 0.5
-"""What layers that keep states have at least of the weights of layers with attention and a block."""
+"""The weights of a layer that keeps states, at least, as a share of those of a layer with attention and a block."""
 _TOWER_BETWEEN = (0.0, 3.0)
-"""What a tower takes of its estimate; the largest case has a projector beside it."""
+"""The share of its estimate that a tower takes; the largest case has a projector in addition."""
 _PROJECTOR = 1 << 29
 
 
@@ -46,7 +46,9 @@ def model_shape(
     text = _text(config)
     model_type = str(text.get("model_type") or config.get("model_type") or "")
     family = families.get(model_type)
-    numbers = ConfigNumbers(resolved(text, family.reads, family.defaults) if family else flattened(text))
+    numbers = ConfigNumbers(
+        resolve_config(text, family.reads, family.defaults) if family else flatten_config(text)
+    )
     size = checkpoint_size(files, index_total)
     missing = _missing(numbers, family or Family())
     if missing:
@@ -100,7 +102,7 @@ def _calibrated(shape: ModelShape, checkpoint: CheckpointSize, config: Mapping[s
     """Return the shape corrected by the checkpoint's size: an excess is other weights or, like a deficit, a factor."""
     total, expected = checkpoint.bytes, shape.stored_total
     if not shape.other_bytes:
-        # The checkpoint may lack the layers for multi-token prediction.
+        # The checkpoint may not have the layers for multi-token prediction.
         for size in (expected, replace(shape, unloaded=()).stored_total):
             if abs(total - size) <= _TOLERANCE * size:
                 return shape
@@ -115,8 +117,8 @@ def _calibrated(shape: ModelShape, checkpoint: CheckpointSize, config: Mapping[s
         factor=total / expected,
         notes=(
             *shape.notes,
-            f"The checkpoint's files are {100 * (total / expected - 1):+.1f} % off what config.json gives ({total:,} "
-            f"against {expected:,} bytes); weights are scaled to the files",
+            f"The size of the checkpoint's files is {100 * (total / expected - 1):+.1f} % off what config.json gives "
+            f"({total:,} instead of {expected:,} bytes); weights are scaled to the files",
         ),
     )
 
@@ -163,7 +165,10 @@ def _readings(
 ) -> tuple[ModelShape, ModelShape]:
     """Return the leanest and the largest reading of an unknown architecture, with something in reserve for both."""
     quantized = shape.quantization
-    small, big = (build(config, text, *read, shape.model_type, quantized) for read in (lean(n), large(n)))
+    small, big = (
+        build(config, text, *read, shape.model_type, quantized)
+        for read in (leanest_reading(n), largest_reading(n))
+    )
     kept = max(1, round(attention_share(n) * len(small.layers)))
     few = (*small.layers[:kept], *(replace(layer, caches=()) for layer in small.layers[kept:]))
     states = keeps_states(n)

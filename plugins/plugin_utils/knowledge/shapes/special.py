@@ -31,7 +31,7 @@ def _block(n: ConfigNumbers, family: Family, model_type: str, index: int) -> Mat
 
 
 def longcat_flash(n: ConfigNumbers, family: Family, model_type: str) -> tuple[Layer, ...]:
-    """Two latent attentions and dense blocks per layer, beside experts; the router also knows experts of nothing."""
+    """Two latent attentions and dense blocks per layer, next to experts; some experts of the router compute nothing."""
     found, caches = latent_attention(n)
     matrices = [
         *_named(found, "self_attn", "self_attn.0"),
@@ -107,7 +107,7 @@ def gemma3n(n: ConfigNumbers, family: Family, model_type: str) -> tuple[Layer, .
 
 
 def gemma4(n: ConfigNumbers, family: Family, model_type: str) -> tuple[Layer, ...]:
-    """Full layers with heads of another size, inputs per layer, experts beside the dense block."""
+    """Full layers with heads of another size, inputs per layer, experts next to the dense block."""
     hidden, per_layer = n.hidden, n.get("hidden_size_per_layer_input", default=256)
     experts: Matrices = []
     if n.experts:
@@ -191,7 +191,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def before_layers(n: ConfigNumbers, family: Family, model_type: str, context: int) -> Matrices:
-    """Return the weights that the first stage has beside the embedding."""
+    """Return the weights that the first stage has in addition to the embedding."""
     hidden, result = n.hidden, []
     if family.positions is not None:
         result.append(Matrix("embed_positions", context + family.positions, hidden))

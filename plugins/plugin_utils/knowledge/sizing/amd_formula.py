@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate the formula of AMD's CPX guide, "How to check if an LLM fits within a CPX GPU", shown in addition."""
+"""Evaluate the formula of AMD's CPX guide, "How to check if an LLM fits within a CPX GPU", which is shown as well."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SimpleEstimate:
     """The terms of AMD's formula: size_of_weights + size_of_KV_cache < available_VRAM.
 
     The formula covers neither grouped-query nor latent attention, nor the other memory that vLLM uses. weights_bytes:
-    of the whole model in its type, divided by the tensor parallel size; None if config.json lacks the numbers.
+    of the whole model in its type, divided by the tensor parallel size; None if config.json does not have the numbers.
     """
 
     fits: bool | None

@@ -113,7 +113,7 @@ class EngineConfig:
         # Asynchronous scheduling overlaps two steps; a pipeline overlaps one per stage (max_concurrent_batches).
         batches = 2 if self.async_scheduling and self.pp == 1 else self.pp
         batches = batches if self.rules.overlap else 1
-        # Its kernel supports no other block size, but where states enlarge the blocks.
+        # Its kernel supports no other block size, except where states enlarge the blocks.
         cpu_latent = self.platform == "cpu" and model.latent and not model.stateful
         return CacheLayout(
             tp=self.tp,

@@ -12,7 +12,7 @@ from .start_log import StartLog
 
 @dataclass(frozen=True)
 class PredictedRanges(JsonRecord, hide=("surely_fits",)):
-    """The least and the most of each estimate. surely_fits: the model fits beside the largest reserve."""
+    """The least and the most of each estimate. surely_fits: the model fits with the largest reserve too."""
 
     reserve_bytes: tuple[int, int]
     kv_cache_bytes: tuple[int, int]
@@ -22,7 +22,7 @@ class PredictedRanges(JsonRecord, hide=("surely_fits",)):
 
 @dataclass(frozen=True)
 class MeasuredStart:
-    """What vLLM printed at a start. host: where; at: when (UTC)."""
+    """What vLLM printed when it started: on `host`, at the time `at` (UTC)."""
 
     log: StartLog
     host: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide whether a model fits a GPU or partition, how many tokens its KV cache holds, and what to change otherwise.
+"""Decide whether a model fits a GPU or partition, how many tokens its KV cache holds, and else what to change.
 
 Everything is computed from config.json and file sizes. The calculation follows vLLM's own planning step by step; only
 what its profiling run measures is estimated (reserve.py).
@@ -99,7 +99,9 @@ def _fit(model: ModelShape, engine: EngineConfig, origin: str, measured: Measure
         notes += (f"The model's shape is from {origin}",)
     if model.missing:
         lacking = ", ".join(model.missing)
-        notes += (f"config.json lacks {lacking}: only the size of the weights is compared with the memory",)
+        notes += (
+            f"config.json does not have {lacking}: only the size of the weights is compared with the memory",
+        )
         left, size = min(available), estimate.expected
         return Fit(left > 0, max(weights), 0, max(0, left), 0, 0.0, length, size, left, ESTIMATED, notes)
     parts = stages(model.layers, engine.pp)
@@ -112,14 +114,14 @@ def _fit(model: ModelShape, engine: EngineConfig, origin: str, measured: Measure
 def _filled(
     model: ModelShape, engine: EngineConfig, cache: CachePlan, weights: Sequence[int], size: int
 ) -> Fit:
-    """Return how the model fits beside a reserve of this size."""
+    """Return how the model fits with a reserve of this size."""
     available, length = _available(engine, weights, size), engine.length(model)
     blocks = _blocks(cache, engine, available)
     needed = cache.request_blocks(length)
     # vLLM never gives one block of the pool to a request (the null block).
     headroom = _overdrawn(engine, weights, size) or min(
         room - (needed + 1) * block if block else room
-        for room, block in zip(_rooms(cache, engine, available), cache.stage_bytes)
+        for room, block in zip(_pool_bytes(cache, engine, available), cache.stage_bytes)
     )
     concurrency = blocks / needed if needed else 0.0
     return Fit(
@@ -202,8 +204,8 @@ def _overdrawn(engine: EngineConfig, weights: Sequence[int], reserve: int) -> in
     return min(0, engine.memory_bytes - max(weights) - reserve - engine.kv_cache_memory_bytes)
 
 
-def _rooms(cache: CachePlan, engine: EngineConfig, available: Sequence[int]) -> list[int]:
-    """Return the bytes of the pool on each stage, or what an override of the number of blocks makes of it."""
+def _pool_bytes(cache: CachePlan, engine: EngineConfig, available: Sequence[int]) -> list[int]:
+    """Return the bytes of the pool on each stage, or those that follow from an override of the number of blocks."""
     if engine.num_gpu_blocks_override is None:
         return list(available)
     return [
@@ -249,7 +251,7 @@ def _notes(model: ModelShape, engine: EngineConfig) -> tuple[str, ...]:
         )
     if model.unsure:
         notes.append(
-            f"Not known here: {model.unsure}. Sizes are given as a range that holds them; vLLM's log says them exactly"
+            f"Not known here: {model.unsure}. Sizes are given as ranges; vLLM's log has the exact ones"
         )
     return tuple(notes)
 
@@ -276,7 +278,7 @@ def smallest_tp(model: ModelShape, engine: EngineConfig, choices: Sequence[int] 
     return None
 
 
-def longest(model: ModelShape, engine: EngineConfig) -> int:
+def largest_max_model_len(model: ModelShape, engine: EngineConfig) -> int:
     """Return the largest max_model_len with which one request fits; 0 if there is none or the cache is unknown."""
     if model.missing:
         return 0
@@ -299,7 +301,7 @@ def remedies(model: ModelShape, engine: EngineConfig, found: Fit) -> tuple[str, 
         return ()
     advice = []
     if not model.missing:
-        length = longest(model, engine)
+        length = largest_max_model_len(model, engine)
         if length >= _SHORTEST:
             advice.append(f"Set max_model_len to {length} or less; the model's own is {model.context}")
         eight = replace(engine, kv_cache_dtype="fp8")
@@ -317,14 +319,14 @@ def remedies(model: ModelShape, engine: EngineConfig, found: Fit) -> tuple[str, 
     missing = -found.headroom_bytes
     needed = found.weights_bytes_per_gpu + found.reserve_bytes
     advice.append(
-        f"Use a larger GPU or partition: {missing / GIB:.1f} GiB are missing of the "
-        f"{(engine.requested_bytes + missing) / GIB:.1f} GiB that it needs ({needed / GIB:.1f} GiB before the KV cache)"
+        f"Use a larger GPU or partition: the instance needs {(engine.requested_bytes + missing) / GIB:.1f} GiB "
+        f"({needed / GIB:.1f} GiB before the KV cache), which is {missing / GIB:.1f} GiB more than it may use"
     )
     return tuple(advice)
 
 
 _SHORTEST = 512
-"""In tokens; a smaller max_model_len than this is no remedy."""
+"""In tokens; a smaller max_model_len than this is not offered as a remedy."""
 _SIZES = (1, 2, 4, 8)
 
 

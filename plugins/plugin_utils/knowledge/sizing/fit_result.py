@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State how a model fits a GPU or partition, and between what its numbers lie where not all of it is known."""
+"""State how a model fits a GPU or partition, and the range of its numbers where not all of it is known."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Fit(JsonRecord, hide=("notes",), omit=("between",)):
             missing.
         basis: of weights and KV cache per token: "exact" if the architecture is known, else "estimated".
         between: the range that the numbers lie in if they are estimated; None if they are exact, or if config.json
-            lacks what they follow from. fits, headroom_bytes and max_model_len then are of the best case.
+            does not have what they follow from. fits, headroom_bytes and max_model_len are then of the best case.
         reserve_bytes: an estimate, as is the cache size that results from it, unless `measured` at a start.
         measured: at a start of the same engine, from which the sizes then are; None if it has none.
         predicted: the ranges in which these estimates may be; None if nothing is estimated.

@@ -3,7 +3,7 @@
 
 vLLM measures this when it starts and has no formula for it. The estimate follows what the run does: one step of
 max_num_batched_tokens, then sampling for max_num_seqs requests, one after the other, so the larger one counts. What was
-read from the log of a start replaces it (measured.py).
+read from the log of a start replaces it (start_log.py).
 """
 
 from __future__ import annotations

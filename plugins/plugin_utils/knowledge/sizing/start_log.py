@@ -38,8 +38,8 @@ class StartLog:
 def read_start_log(lines: Iterable[str], block_size: int = 16) -> StartLog:
     """Return what lines of a log say; empty if they do not say how large the KV cache is.
 
-    Each worker prints its own memory: weights are the most of all, the cache is the least, as vLLM takes it. An engine
-    that started twice in one container prints all twice, and a later start counts.
+    Each worker prints its own memory: the largest weights and the smallest cache count, as in vLLM. An engine that
+    started twice in one container prints everything twice, and the later start counts.
     """
     text = list(lines)
     starts = [index for index, line in enumerate(text) if _WEIGHTS.search(line)]

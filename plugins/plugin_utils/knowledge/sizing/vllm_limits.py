@@ -30,7 +30,7 @@ def _heads(model: ModelShape, engine: EngineConfig) -> list[Refusal]:
         found.append((
             "attention-heads",
             f"{model.heads} attention heads cannot be divided by a tensor parallel size of {tp}; "
-            f"{_listed(divisors)} can",
+            f"{_listed(divisors)} would be possible",
         ))  # fmt: skip
     kv = model.kv_heads
     if kv and not model.latent and kv % tp and tp % kv:
@@ -40,7 +40,8 @@ def _heads(model: ModelShape, engine: EngineConfig) -> list[Refusal]:
         ))  # fmt: skip
     if engine.dcp > 1 and tp % engine.dcp:
         found.append((
-            "kv-heads", f"A tensor parallel size of {tp} is no multiple of decode context parallelism of {engine.dcp}"
+            "kv-heads",
+            f"A tensor parallel size of {tp} is not a multiple of decode context parallelism of {engine.dcp}",
         ))  # fmt: skip
     if engine.dcp > 1 and kv and not model.latent and engine.dcp > max(1, tp // kv):
         found.append((
@@ -80,7 +81,7 @@ def _broken_slice(matrix: Matrix, part: Share) -> Refusal | None:
     block = 0 if scheme is None else scheme.block[1] if matrix.split == IN else scheme.block[0]
     if scheme is None or block <= 1 or (size // parts) % block == 0:
         return None
-    text = f"{what} {size} on {parts} GPUs is {size // parts} each, no multiple of {block} ({scheme.name})"
+    text = f"{what} {size} on {parts} GPUs is {size // parts} each, which is not a multiple of {block} ({scheme.name})"
     return "block-fp8-slices", text
 
 

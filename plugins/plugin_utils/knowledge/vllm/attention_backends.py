@@ -29,12 +29,12 @@ SWITCHES = (
 )
 """Conditions of backends.yml, the variables that decide them, and their defaults in vllm.envs."""
 _ALSO_DECIDE = ("--attention-config", "VLLM_ATTENTION_BACKEND", "VLLM_USE_AITER_UNIFIED_ATTENTION")
-"""Settings that decide as well in some releases, partly against the switches above; backends.yml has none of them."""
+"""Settings that also decide in some releases, partly against the switches above; backends.yml has none of them."""
 _REFUSED = (
-    ("full_graphs", "cudagraph_mode FULL is not supported, and vLLM stops; PIECEWISE is"),
+    ("full_graphs", "cudagraph_mode FULL is not supported, and vLLM stops; PIECEWISE is supported"),
     ("block_one", "block_size 1 is not supported"),
 )
-"""Facts that a backend may refuse, and how that is said."""
+"""Facts that a backend may refuse, and the text for each."""
 _SIZES = (1, 2, 4, 8, 16)
 
 
@@ -108,7 +108,7 @@ class Backends:
     def claim(
         self, attention: str, args: Mapping[str, Value], env: Mapping[str, str], facts: Mapping[str, Any]
     ) -> Claim | None:
-        """The backend that a log can be held against; None where that is not certain, or no log line is known.
+        """Return the backend to compare a log with; None where it is not certain, or no log line is known.
 
         facts: those of in_effect() and of misfits(). A backend that does not fit the model is not taken, and which
         one is then taken is not described.
@@ -187,7 +187,7 @@ class Backends:
                 found.append(f"{fact} {facts[fact]} is not among {valid}")
         multiple = needs.get("block_multiple")
         if multiple and "block_size" in facts and facts["block_size"] % multiple:
-            found.append(f"block_size {facts['block_size']} is no multiple of {multiple}")
+            found.append(f"block_size {facts['block_size']} is not a multiple of {multiple}")
         if "heads" in needs and facts.get("heads"):
             found += _wrong_heads(needs["heads"], facts["heads"], facts["tp"])
         found += [text for fact, text in _REFUSED if facts.get(fact, False) and not needs.get(fact, True)]
@@ -209,7 +209,7 @@ def check_named(backends: Backends, name: str) -> Finding | None:
     others = {text for rule in backends._spans(backends.data["others"]) for text in rule["names"]}
     if by is None or name.upper() in {*backends.names(), *others}:
         return None
-    what = f"{name} is no attention backend of vLLM {backends.release.requested} on ROCm"
+    what = f"{name} is not an attention backend of vLLM {backends.release.requested} on ROCm"
     fix = f"Use one of {', '.join(backends.names())}, or leave it out."
     return Finding(by, BAD_CHOICE, what, fix, "vllm-rocm-platform", backends.release.exact)
 
@@ -220,9 +220,9 @@ def _wrong_heads(valid: Sequence[int], heads: int, tp: int) -> list[str]:
         return []
     sizes = [str(size) for size in _SIZES if heads % size == 0 and heads // size in valid]
     right = (
-        f"tensor_parallel_size {' or '.join(sizes)} gives one"
+        f"tensor_parallel_size {' or '.join(sizes)} gives a supported number"
         if sizes
-        else "no tensor_parallel_size gives one"
+        else "no tensor_parallel_size gives a supported number"
     )
     listed = ", ".join(map(str, valid))
     return [f"{heads // tp} attention heads per GPU are not among {listed}; {right}"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell which switches select the attention backend of a release, and whether each has an effect beside the others.
+"""Tell which switches select the attention backend of a release, and whether each has an effect next to the others.
 
 The data is catalog/vllm/backends.yml; nothing here reads a file.
 """
@@ -70,7 +70,7 @@ class AttentionSwitches:
         return not any(fact in item.get("if", {}) for item in self.backends.era["dense"])
 
     def idle(self, name: str, decided: Decided) -> Finding | None:
-        """Return why a variable that could select a backend does not, and which other one would make it."""
+        """Return why a variable that could select a backend does not, and what to set for it to do so."""
         fact = _FACTS.get(name)
         text = decided[1].get(name)
         if fact is None or text is None or fact in _OTHERS:
@@ -80,7 +80,7 @@ class AttentionSwitches:
             return None
         new = self.selected(decided)
         title = self.backends.vllm_name(new) or self.backends.data["backends"][new]["title"]
-        what = f"has no effect: vLLM takes {title} with it or without it"
+        what = f"has no effect: vLLM uses {title} with or without it"
         return Finding(
             name,
             NO_EFFECT,

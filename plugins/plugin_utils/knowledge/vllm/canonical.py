@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring a flag's value into the one form of its release: what its parser would make of the text.
+"""Convert a flag's value into the one form of its release: what its parser would make of the text.
 
 A number in quotes is a number, the JSON text or the Python literal of a map is the map, a level of compilation is the
 map with that level. A value that the release refuses stays as it is, for the check of the flags to report.
@@ -48,7 +48,7 @@ def canonical_value(table: FlagTable, flag: Flag, value: Value) -> Value:
         found = convert(flag.type, value, table.since("json_sizes_since"))
     except ValueError:
         return value
-    if found is None:  # the default in words: still the operator's word
+    if found is None:  # the default in words is the operator's decision too
         return value
     return {"level": found} if isinstance(found, int) and flag.type.rstrip("?") in _LEVELED else found
 

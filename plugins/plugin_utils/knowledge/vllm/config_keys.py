@@ -12,7 +12,7 @@ from ....module_utils.common.errors import suggest
 from ....module_utils.engines.versions import Release, Timeline
 from .findings import BAD_CHOICE, BAD_VALUE, GONE, NO_EFFECT, NOT_YET, UNKNOWN, Finding
 from .flag_values import token
-from .forks import Changes, changed
+from .forks import Changes, apply_changes
 from .value_types import choices, class_of, mismatch, names, takes_null
 
 
@@ -33,7 +33,7 @@ def _of_fork(_name: str, parent: Field | None, item: Changes) -> Field:
 class ConfigKeys:
     """The fields of one release's configuration classes. Data: catalog/vllm/configs.json and parser.yml.
 
-    changes: by class, what a fork has otherwise.
+    changes: by class, what differs in a fork.
     """
 
     release: Release
@@ -77,7 +77,10 @@ class ConfigKeys:
             }
             for name, item in self.classes.items()
         }
-        return {name: changed(fields, self.changes.get(name, {}), _of_fork) for name, fields in found.items()}
+        return {
+            name: apply_changes(fields, self.changes.get(name, {}), _of_fork)
+            for name, fields in found.items()
+        }
 
     def refuses(self, name: str) -> bool:
         """Return whether an unknown key stops vLLM; otherwise vLLM drops it silently."""
@@ -109,7 +112,7 @@ class ConfigKeys:
     def _absent(self, name: str, key: str, place: str, fields: Mapping[str, Field]) -> Finding:
         version, index = self.release.requested, self.release.index
         strict = self.refuses(name)
-        status, what = UNKNOWN, f"is no key of {name} in vLLM {version}"
+        status, what = UNKNOWN, f"is not a key of {name} in vLLM {version}"
         entry = self.classes[name]["fields"].get(key)
         if entry is not None:
             coming = [since for since, _unused in entry["present"] if self.line.order[since] > index]
@@ -153,5 +156,5 @@ class ConfigKeys:
 
 
 def _plain(value: Any) -> str:
-    """A choice as vLLM compares it where it reads any case, and dashes for underscores."""
+    """Return a choice as vLLM compares it where it accepts any case, and dashes for underscores."""
     return str(value).lower().replace("-", "_")

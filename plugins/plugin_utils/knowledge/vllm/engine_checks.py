@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM checks when it configures its engine, behind its parser, and which arguments would not pass.
+"""What vLLM checks when it configures its engine, behind its parser, and find arguments that would not pass.
 
 The conditions are in catalog/vllm/checks.json, derived from the sources of each release; nothing here reads a file.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..rules.conditions import THERE, UNKNOWN, Condition, bound, evaluate, holds, names, reasons
+from ..rules.conditions import THERE, UNKNOWN, Condition, evaluate, holds, names, reasons, with_fact
 from .env_vars import EnvTable
 from .flag_values import Value, convert, token
 from .flags import Flag, FlagTable
@@ -42,7 +42,7 @@ class Refusal:
 class EngineFacts:
     """What is known of a start: flags ("--name" → value), variables, the platform, and facts of the model.
 
-    open: flags of which the value is decided elsewhere. v1: whether the V1 engine runs, where VLLM_USE_V1 is not set.
+    open: flags whose value is decided elsewhere. v1: whether the V1 engine runs, where VLLM_USE_V1 is not set.
     """
 
     table: FlagTable
@@ -110,7 +110,7 @@ class EngineFacts:
         return name.removeprefix("is_") in kinds[self.platform]
 
     def _key(self, name: str, key: str) -> Any:
-        """A key of the JSON that an object is made of; UNKNOWN where it is not given."""
+        """Return a key of the JSON from which an object is made; UNKNOWN where it is not given."""
         held = self._object(name, 0)
         return held[key] if isinstance(held, Mapping) and key in held else UNKNOWN
 
@@ -130,7 +130,7 @@ class EngineFacts:
 
 
 def _plain(flag: Flag, value: Value) -> Any:
-    """A value as vLLM's parser gives it."""
+    """Return a value as vLLM's parser gives it."""
     if isinstance(value, str) and flag.kind not in ("switch", "toggle", "list", "append"):
         try:
             return convert(flag.type, value) if flag.kind != "bool" else value.lower() == "true"
@@ -168,13 +168,13 @@ def refusals(checks: Sequence[Check], facts: EngineFacts) -> Iterator[Refusal]:
 
 
 def _named(fact: str) -> str:
-    """A fact as the operator knows it."""
+    """Return the name by which the operator knows a fact."""
     kind, _dot, name = fact.partition(".")
     return name if kind in ("EngineArgs", "env", "model", "platform") else f"{kind}'s {name}"
 
 
 def _words(part: Condition, facts: Callable[[str], Any]) -> str:
-    """A comparison or a fact in words; empty for what goes without saying."""
+    """Return a comparison or a fact in words; empty for what goes without saying."""
     sign, denied = (part[0], False) if isinstance(part, list) else ("", False)
     if sign == "not":
         part, denied = part[1], True
@@ -201,9 +201,9 @@ def _words(part: Condition, facts: Callable[[str], Any]) -> str:
 
 
 def _entry(part: Condition, facts: Callable[[str], Any], denied: bool) -> str:
-    """An entry of a list that is refused."""
+    """Return the entries of a list that are refused, in words."""
     name, items = part[1], evaluate(part[2], facts)
-    wrong = [item for item in items if denied or holds(part[3], bound(name, item, facts))]
+    wrong = [item for item in items if denied or holds(part[3], with_fact(name, item, facts))]
     return f"{_subject(part[2])} has {', '.join(map(token, wrong))}"
 
 

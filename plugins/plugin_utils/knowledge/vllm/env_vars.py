@@ -13,7 +13,7 @@ from typing import Any
 from ....module_utils.common.errors import nearest
 from ....module_utils.engines.versions import Release, Timeline
 from .findings import BAD_CHOICE, BAD_VALUE, GONE, NO_EFFECT, NOT_YET, OK, UNKNOWN, Finding
-from .forks import Changes, Fork, changed
+from .forks import Changes, Fork, apply_changes
 from .replacements import Replacements
 
 PREFIX = "VLLM_"
@@ -96,7 +96,7 @@ def env_table(
         return replace(variable, **given) if variable else EnvVariable(**{"name": name, **defaults, **given})
 
     if fork:
-        variables = changed(variables, fork.changes("env"), forked)
+        variables = apply_changes(variables, fork.changes("env"), forked)
     renamed = fork.renamed if fork else {}
     return EnvTable(
         release, variables, runtime["variables"], replacements, flags, renamed, data["variables"], line
@@ -123,7 +123,7 @@ def check_env(table: EnvTable, name: str, value: str) -> Finding:
         what = f"is not read by vLLM {table.release.requested}"
         fix = entry.advice(table.names, table.release) if entry else "Remove it."
         return Finding(name, NO_EFFECT, what, fix, entry.source if entry else "", harmless=True)
-    doubt = _doubt(variable, value)
+    doubt = _likely_mistake(variable, value)
     return (
         Finding(name, NO_EFFECT, doubt, _text_help(variable), harmless=True) if doubt else Finding(name, OK)
     )
@@ -146,7 +146,7 @@ def refusal(variable: EnvVariable, value: str) -> str:
     return ""
 
 
-def _doubt(variable: EnvVariable, value: str) -> str:
+def _likely_mistake(variable: EnvVariable, value: str) -> str:
     """Return why an accepted value is probably a mistake; empty if it is plausible."""
     text = value.lower()
     true = {"flag": ("1", "true"), "one": ("1",), "word": ("true",)}.get(variable.type)
@@ -187,21 +187,21 @@ def _absent(table: EnvTable, name: str) -> Finding:
     version, index = table.release.requested, table.release.index
     entry = table.replacements.variable(name)
     if name in table.renamed:
-        what, fix = f"is not read by vLLM {version}", f"Here it is {table.renamed[name]}."
+        what, fix = f"is not read by vLLM {version}", f"In this fork it is {table.renamed[name]}."
         return Finding(name, GONE, what, fix, "", table.release.exact, harmless=True)
     if history is not None:
         spans = history["present"]
         ended = [until for _unused, until in spans if until is not None and table.line.order[until] <= index]
         coming = [since for since, _unused in spans if table.line.order[since] > index]
         if ended:
-            what = f"is not read since vLLM {ended[-1]}, and this is {version}"
+            what = f"has not been read since vLLM {ended[-1]}, and this is {version}"
             if coming:
                 what += f"; it is back from {coming[0]}"
             fix = entry.advice(table.names, table.release) if entry else "Remove it."
             source = entry.source if entry else ""
             return Finding(name, GONE, what, fix, source, table.release.exact, harmless=True)
         if not coming:
-            what = f"is read by vLLM {table.release.name}, and not by its fork {version}"
+            what = f"is read by vLLM {table.release.name}, but not by its fork {version}"
             return Finding(name, GONE, what, "Remove it.", "", table.release.exact, harmless=True)
         before = table.replacements.before(name, table.variables)
         fix = f"In this release it is {before}." if before else "Remove it, or use a newer image."
@@ -209,7 +209,7 @@ def _absent(table: EnvTable, name: str) -> Finding:
         return Finding(name, NOT_YET, what, fix, "", table.release.exact, harmless=True)
     near = nearest(name, [*table.variables, *table.runtime])
     if name.startswith(PREFIX):
-        what = f"is no variable of vLLM {version}, nor of any other release in the catalogue"
+        what = f"is not a variable of vLLM {version}, nor of any other release in the catalogue"
         fix = f"Did you mean {near}?" if near else "Remove it."
         return Finding(name, UNKNOWN, what, fix, "", table.release.exact, harmless=True)
     return Finding(name, OK)

@@ -111,7 +111,9 @@ def _adapter(text: str) -> Value:
         raise ValueError(f"{text!r} is neither name=path nor JSON with name and path")
     unknown = [key for key in value if key not in _ADAPTER_KEYS]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is no key of an adapter; it has {', '.join(_ADAPTER_KEYS)}")
+        raise ValueError(
+            f"{unknown[0]!r} is not a key of an adapter; the keys are {', '.join(_ADAPTER_KEYS)}"
+        )
     return text
 
 
@@ -163,7 +165,7 @@ _CONVERTERS: Mapping[str, Any] = {
 }
 
 
-def chosen(value: Value, choices: Sequence[Any] | None) -> bool:
+def is_valid_choice(value: Value, choices: Sequence[Any] | None) -> bool:
     """Return whether a converted value is among the parser's choices; True if it has none."""
     return choices is None or any(value == choice and type(value) is type(choice) for choice in choices)
 

@@ -14,8 +14,8 @@ from ....module_utils.common.errors import nearest
 from ....module_utils.engines.versions import Release, Timeline
 from .config_keys import ConfigKeys
 from .findings import BAD_CHOICE, BAD_VALUE, DEPRECATED, GONE, NO_EFFECT, NOT_YET, OK, UNKNOWN, Finding
-from .flag_values import Value, chosen, convert, spell, token
-from .forks import Changes, Fork, changed
+from .flag_values import Value, convert, is_valid_choice, spell, token
+from .forks import Changes, Fork, apply_changes
 from .replacements import Replacements
 
 NO_VALUE = ("switch", "toggle")
@@ -57,9 +57,8 @@ class Flag:
 class FlagTable:
     """Everything that one release's parser accepts.
 
-    `options` maps each spelling to its flag and whether it sets (True) or negates it. `bench` holds what a fork's
-    benchmark commands have otherwise, and `ever` the flags of all releases, to tell what was added later or removed
-    earlier.
+    `options` maps each spelling to its flag and whether it sets (True) or negates it. `bench` holds what differs in
+    a fork's benchmark commands, and `ever` the flags of all releases, to tell what was added later or removed earlier.
     """
 
     release: Release
@@ -114,7 +113,7 @@ def flags_of(
         lists = {key: () for key, value in defaults.items() if isinstance(value, list)}
         return Flag(**{"name": name, **defaults, **lists, **given})
 
-    return changed(flags, changes, forked)
+    return apply_changes(flags, changes, forked)
 
 
 def _flag(
@@ -175,7 +174,7 @@ def check(table: FlagTable, name: str, value: Value) -> Finding:
         return Finding(name, OK)
     hit = table.get(name)
     if hit is None:
-        return absent(table, spellings(name)[0])
+        return absence_finding(table, spellings(name)[0])
     flag, positive = hit
     if not positive and not isinstance(value, bool):
         return _finding(table, flag, BAD_VALUE, f"{name} takes no value", "Write true or false.")
@@ -183,10 +182,10 @@ def check(table: FlagTable, name: str, value: Value) -> Finding:
         if not isinstance(value, bool):
             what = f"takes no value, and {token(value)!r} was given"
             return _finding(table, flag, BAD_VALUE, what, "Write true or false.")
-        return noted(table, flag)
+        return acceptance_finding(table, flag)
     if isinstance(value, bool) and flag.kind == "value" and flag.type not in ("any", "json", "json|str"):
         if not value:  # false for a flag that takes a value means omitting it
-            return _finding(table, flag, BAD_VALUE, "is set by a value and cannot be false", "Remove it.")
+            return _finding(table, flag, BAD_VALUE, "needs a value and cannot be false", "Remove it.")
         return _finding(table, flag, BAD_VALUE, "needs a value, and only true was given", "Give it a value.")
     return check_tokens(table, flag, value_tokens(flag, value))
 
@@ -204,7 +203,7 @@ def check_tokens(table: FlagTable, flag: Flag, tokens: Sequence[str]) -> Finding
     """Check whether a flag accepts these tokens as its values."""
     if flag.kind == "bool":
         if all(text.lower() in ("true", "false") for text in tokens):
-            return noted(table, flag)
+            return acceptance_finding(table, flag)
         return _finding(
             table, flag, BAD_VALUE, f"{tokens[0]!r} is neither true nor false", "Write true or false."
         )
@@ -214,7 +213,7 @@ def check_tokens(table: FlagTable, flag: Flag, tokens: Sequence[str]) -> Finding
             value = convert(_kind(flag), text, table.since("json_sizes_since"))
         except ValueError as error:
             return _finding(table, flag, BAD_VALUE, f"{error}", _value_help(flag))
-        if not chosen(value, flag.choices):
+        if not is_valid_choice(value, flag.choices):
             return _bad_choice(table, flag, value)
         if isinstance(value, Mapping):
             found = table.configs.check(flag.name, value)
@@ -222,11 +221,11 @@ def check_tokens(table: FlagTable, flag: Flag, tokens: Sequence[str]) -> Finding
                 warning = found
             if found is not None and found.is_error:
                 return found
-    return warning or noted(table, flag)
+    return warning or acceptance_finding(table, flag)
 
 
 def _kind(flag: Flag) -> str:
-    """The type of a flag's value; of --lora-modules, which an action of its own reads, the catalogue has none."""
+    """Return the type of a flag's value; --lora-modules, which vLLM reads by an action, has none in the catalogue."""
     return "adapter" if flag.name == "--lora-modules" else flag.type
 
 
@@ -261,11 +260,11 @@ def _bad_choice(table: FlagTable, flag: Flag, value: Value) -> Finding:
     )
 
 
-def noted(table: FlagTable, flag: Flag) -> Finding:
+def acceptance_finding(table: FlagTable, flag: Flag) -> Finding:
     """Return a finding for a flag that the parser accepts: OK, or a remark such as its deprecation."""
     entry = table.replacements.flag(flag.name)
     if flag.deprecated:
-        fix = entry.advice(table.flags, table.release) if entry else "It will go in a later release."
+        fix = entry.advice(table.flags, table.release) if entry else "A later release will not have it."
         return _finding(table, flag, DEPRECATED, "is deprecated", fix, entry.source if entry else "")
     if entry and table.line.within(entry.no_effect, table.release.index):
         return _finding(
@@ -275,8 +274,8 @@ def noted(table: FlagTable, flag: Flag) -> Finding:
     return Finding(flag.name, OK)
 
 
-def absent(table: FlagTable, option: str) -> Finding:
-    """Return why a release lacks an option: not yet, no longer, or never."""
+def absence_finding(table: FlagTable, option: str) -> Finding:
+    """Return why a release does not have an option: not yet, no longer, or never."""
     known = known_option(table, option)
     if known is None:
         longer = {flag.key for name, (flag, _unused) in table.options.items() if name.startswith(option)}
@@ -287,7 +286,7 @@ def absent(table: FlagTable, option: str) -> Finding:
         fix = (
             f"Did you mean {near.replace('-', '_')}?" if near else "See `vllm serve --help=all` of the image."
         )
-        what = f"is no flag of vLLM {table.release.requested}, nor of any other release in the catalogue"
+        what = f"is not a flag of vLLM {table.release.requested}, nor of any other release in the catalogue"
         return Finding(option, UNKNOWN, what, fix, "", table.release.exact)
     name, spans = known
     index = table.release.index
@@ -302,7 +301,7 @@ def absent(table: FlagTable, option: str) -> Finding:
         fix = entry.advice(table.flags, table.release) if entry else "Remove it."
         return Finding(option, GONE, what, fix, entry.source if entry else "", table.release.exact)
     if not coming:
-        what = f"is a flag of vLLM {table.release.name}, and not of its fork {version}"
+        what = f"is a flag of vLLM {table.release.name}, but not of its fork {version}"
         return Finding(option, GONE, what, "Remove it.", "", table.release.exact)
     what = f"came with vLLM {coming[0]}, and this is {version}"
     before = table.replacements.before(name, table.flags)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognize forks of vLLM, which are releases of their own, and apply what they have otherwise than upstream.
+"""Recognize forks of vLLM, which are releases of their own, and apply how they differ from upstream.
 
 A fork has a place among the releases, its parent: what its sources share with that release holds for it. The data is
 catalog/vllm/{forks.yml, fork_differences.json}; nothing here reads a file.
@@ -16,7 +16,7 @@ from ....module_utils.engines.versions import Release, Timeline, version_key
 
 T = TypeVar("T")
 Changes = Mapping[str, Any]
-"""By name: None for what the fork lacks, else the attributes that it has otherwise."""
+"""By name: None for what the fork does not have, else the attributes that differ."""
 _COMMIT = re.compile(r"\+g?(?P<local>[0-9a-f]{7,40})(?:[.]|$)")
 _HASH = re.compile(r"[0-9a-f]{7,40}")
 _HOST = re.compile(r"^(?:[a-z+]+://)?(?:[^@/]*@)?github\.com[/:]", re.IGNORECASE)
@@ -34,7 +34,7 @@ class Fork:
         dockerfile: where its sources have it.
         renamed: variables of other releases that have another name here.
         defaults: what differs from defaults.yml.
-        note: what an operator has to know who knows the release of this number.
+        note: what an operator who knows the release of this number must know of the fork.
         tables: its part of fork_differences.json.
     """
 
@@ -134,7 +134,7 @@ def parse_forks(data: Mapping[str, Any]) -> Forks:
     return Forks(found, tuple(data["repositories"]["sources"]), tuple(data["repositories"]["images"]))
 
 
-def changed(
+def apply_changes(
     table: Mapping[str, T], changes: Changes, make: Callable[[str, T | None, Changes], T]
 ) -> dict[str, T]:
     """Return a table with a fork's changes; `make` builds an entry from its name, the parent's and the attributes."""
@@ -150,7 +150,7 @@ def changed(
 def renamed_settings(
     settings: Mapping[str, Mapping[str, Any]], fork: Fork, line: Timeline
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the neutral settings with the fork's names of variables; forms whose variable it lacks come later."""
+    """Return the neutral settings with the fork's names of variables; forms of a missing variable come later."""
     later = line.releases[min(line.order[fork.parent] + 1, len(line.releases) - 1)]
     lacking = {name for name, item in fork.changes("env").items() if item is None} - set(fork.renamed)
 

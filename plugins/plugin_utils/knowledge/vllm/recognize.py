@@ -12,7 +12,7 @@ from typing import Any
 
 from .env_vars import meaning
 from .flag_values import Value
-from .settings import PLACE, SettingsBook, env_text, put, wrong_value
+from .settings import PLACE, SettingsBook, env_text, fill_template, wrong_value
 
 _FALSE = ("0", "false", "no", "off", "")
 
@@ -29,7 +29,7 @@ def recognize_settings(
         for value in _values(book, setting, args, env):
             if not wrong_value(
                 {**setting, "keys": None}, value
-            ):  # other keys of vLLM's are none of the setting's
+            ):  # vLLM's other keys do not belong to the setting
                 found[name] = value
                 break
     return found
@@ -69,12 +69,13 @@ def _given(
     env: Mapping[str, str],
 ) -> bool:
     """Return whether the flags and variables contain everything that the form produces for this value."""
-    flags = {flag: put(item, value) for flag, item in form.get("args", {}).items()}
+    flags = {flag: fill_template(item, value) for flag, item in form.get("args", {}).items()}
     return all(
         item is None or (flag in args and holds(args[flag], item)) for flag, item in flags.items()
     ) and all(
         name in env
-        and meaning(book.env, name, env[name]) == meaning(book.env, name, env_text(put(item, value)))
+        and meaning(book.env, name, env[name])
+        == meaning(book.env, name, env_text(fill_template(item, value)))
         for name, item in form.get("env", {}).items()
     )
 

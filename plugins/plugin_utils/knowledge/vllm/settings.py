@@ -17,7 +17,7 @@ from ...base.checker import kind
 from .env_vars import EnvTable
 from .findings import BAD_CHOICE, BAD_VALUE, GONE, NOT_YET, UNKNOWN, Finding
 from .flag_values import Value, spell, token
-from .flags import Flag, FlagTable, absent, check
+from .flags import Flag, FlagTable, absence_finding, check
 
 PLACE = "$"
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -32,7 +32,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedSetting:
     """Flags (as in a map of engine arguments), variables, and findings."""
 
     args: Mapping[str, Value]
@@ -59,7 +59,7 @@ class SettingsBook:
         return self.flags.line
 
 
-def render_setting(book: SettingsBook, name: str, value: Value) -> Rendered:
+def render_setting(book: SettingsBook, name: str, value: Value) -> RenderedSetting:
     """Return the flags and variables of one setting.
 
     The findings report an unknown setting, a value that it does not accept, or a release that cannot express it. The
@@ -80,13 +80,13 @@ def render_setting(book: SettingsBook, name: str, value: Value) -> Rendered:
     if "env" in setting:
         return _env(book, name, setting, value)
     for form in setting["forms"]:
-        if fits(book.line, book.release.index, form, value):
+        if applies_to_release(book.line, book.release.index, form, value):
             return _form(name, form, value)
     return _failed(_inexpressible(book, name, setting, value))
 
 
-def _failed(finding: Finding) -> Rendered:
-    return Rendered({}, {}, (finding,))
+def _failed(finding: Finding) -> RenderedSetting:
+    return RenderedSetting({}, {}, (finding,))
 
 
 def wrong_value(setting: Mapping[str, Any], value: Value) -> str:
@@ -106,25 +106,25 @@ def wrong_value(setting: Mapping[str, Any], value: Value) -> str:
     return ""
 
 
-def _flag(book: SettingsBook, name: str, setting: Mapping[str, Any], value: Value) -> Rendered:
+def _flag(book: SettingsBook, name: str, setting: Mapping[str, Any], value: Value) -> RenderedSetting:
     flag = setting["flag"]
     if flag in book.flags.flags:
         found = check(book.flags, flag, value)
         if found.is_error:  # a value that was added later or removed earlier than the flag
             return _failed(_softened(name, setting, found))
-        return Rendered({flag: value}, {})
+        return RenderedSetting({flag: value}, {})
     if value is False:
-        return Rendered({}, {})  # a missing feature is off
-    found = absent(book.flags, flag)
+        return RenderedSetting({}, {})  # a missing feature is off
+    found = absence_finding(book.flags, flag)
     return _failed(_softened(name, setting, found))
 
 
-def _env(book: SettingsBook, name: str, setting: Mapping[str, Any], value: Value) -> Rendered:
+def _env(book: SettingsBook, name: str, setting: Mapping[str, Any], value: Value) -> RenderedSetting:
     variable = setting["env"]
     if book.env.knows(variable):
-        return Rendered({}, {variable: env_text(value)})
+        return RenderedSetting({}, {variable: env_text(value)})
     if value is False:
-        return Rendered({}, {})
+        return RenderedSetting({}, {})
     spans = book.env.ever.get(variable, {}).get("present", [])
     status, what = _when(book, spans, f"{variable} is")
     return _failed(_softened(name, setting, Finding(name, status, what, "Remove it, or use another image.")))
@@ -143,12 +143,12 @@ def _softened(name: str, setting: Mapping[str, Any], found: Finding) -> Finding:
     )
 
 
-def fits(line: Timeline, index: int, form: Mapping[str, Any], value: Value) -> bool:
+def applies_to_release(line: Timeline, index: int, form: Mapping[str, Any], value: Value) -> bool:
     """Return whether a form applies to this release and this value."""
-    return line.inside(form.get("since"), form.get("until"), index) and wanted(form, value)
+    return line.inside(form.get("since"), form.get("until"), index) and applies_to_value(form, value)
 
 
-def wanted(form: Mapping[str, Any], value: Value) -> bool:
+def applies_to_value(form: Mapping[str, Any], value: Value) -> bool:
     """Return whether a form applies to this value, in any release."""
     if "when" not in form:
         return True
@@ -158,22 +158,22 @@ def wanted(form: Mapping[str, Any], value: Value) -> bool:
     return bool(value == when and isinstance(value, bool) == isinstance(when, bool))
 
 
-def _form(name: str, form: Mapping[str, Any], value: Value) -> Rendered:
+def _form(name: str, form: Mapping[str, Any], value: Value) -> RenderedSetting:
     given = form.get("map", {}).get(value, value) if isinstance(value, str) else value
-    args = {flag: put(item, given) for flag, item in form.get("args", {}).items()}
-    env = {variable: env_text(put(item, given)) for variable, item in form.get("env", {}).items()}
+    args = {flag: fill_template(item, given) for flag, item in form.get("args", {}).items()}
+    env = {variable: env_text(fill_template(item, given)) for variable, item in form.get("env", {}).items()}
     said = (Finding(name, GONE, form["note"], harmless=True),) if "note" in form else ()
-    return Rendered({flag: item for flag, item in args.items() if item is not None}, env, said)
+    return RenderedSetting({flag: item for flag, item in args.items() if item is not None}, env, said)
 
 
-def put(template: Value, value: Value) -> Value:
-    """Return a form's template with the setting's value in place of $, or None if a map lacks the key."""
+def fill_template(template: Value, value: Value) -> Value:
+    """Return a form's template with the setting's value in place of $, or None if a map does not have the key."""
     if template == PLACE:
         return value
     if isinstance(template, str) and template.startswith(PLACE + "."):
         return value.get(template[2:])
     if isinstance(template, Mapping):
-        return {key: put(item, value) for key, item in template.items()}
+        return {key: fill_template(item, value) for key, item in template.items()}
     return template
 
 
@@ -183,7 +183,9 @@ def env_text(value: Value) -> str:
 
 
 def _inexpressible(book: SettingsBook, name: str, setting: Mapping[str, Any], value: Value) -> Finding:
-    spans = [(form.get("since"), form.get("until")) for form in setting["forms"] if wanted(form, value)]
+    spans = [
+        (form.get("since"), form.get("until")) for form in setting["forms"] if applies_to_value(form, value)
+    ]
     status, what = _when(book, spans, f"{token(value)} is")
     if not spans:
         status, what = BAD_VALUE, f"{token(value)} cannot be expressed in any release of the catalogue"
@@ -206,7 +208,7 @@ def flag_argv(table: FlagTable, name: str, value: Value) -> list[str]:
     """Return the tokens of one flag of a map, in this release's spelling.
 
     true: --flag; false: --no-flag, or nothing if the flag is only a switch; null: nothing; a list: its items after one
-    flag; a map: JSON. Flags that the release lacks are rendered too: `check` reports them.
+    flag; a map: JSON. Flags that the release does not have are rendered too: `check` reports them.
     """
     if value is None:
         return []

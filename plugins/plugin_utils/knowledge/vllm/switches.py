@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find switches that do nothing beside the others: what each needs is in catalog/vllm/switches.yml.
+"""Find switches that have no effect next to the others; catalog/vllm/switches.yml says what each needs.
 
 The data is given; nothing here reads a file.
 """
@@ -39,7 +39,7 @@ class Switches:
     env: EnvTable
 
     def idle(self, name: str, setup: Setup) -> Finding | None:
-        """Return why a switch of the setup does nothing; None if it is off, or nothing speaks against it."""
+        """Return why a switch of the setup has no effect; None if it is off, or if nothing it needs is missing."""
         value = self._value(name, setup)
         for rule in self.rules:
             if name in rule["switches"] and _counts(rule, value) and not self._met(rule["needs"], setup):
@@ -50,7 +50,7 @@ class Switches:
         return None
 
     def named(self, setup: Setup) -> Iterable[str]:
-        """Return the switches that a setup names and rules are about."""
+        """Return the switches that a setup names and that have rules."""
         known = dict.fromkeys(name for rule in self.rules for name in rule["switches"])
         return [name for name in known if self._value(name, setup, False) is not None]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a value in the JSON of a configuration has the type that the field's annotation in vLLM's source asks for.
+"""Check values in the JSON of a configuration against the types that annotations in vLLM's source ask for.
 
-pydantic reads this JSON, and converts what can be converted without loss: "3" is a whole number, 1 is true. What an
-annotation means that is not described here is accepted.
+pydantic reads this JSON, and converts what can be converted without loss: "3" is a whole number, 1 is true. Values of
+annotations that are not described here are accepted.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _AMONG: Mapping[str, tuple[Callable[[float, float], bool], str]] = {
 
 
 @functools.cache
-def parsed(kind: str) -> ast.expr | None:
-    """Return an annotation's tree; None if it is none."""
+def parse_annotation(kind: str) -> ast.expr | None:
+    """Return the tree of an annotation; None if the text is not an expression."""
     try:
         return ast.parse(kind, mode="eval").body
     except SyntaxError:
@@ -46,7 +46,7 @@ def parsed(kind: str) -> ast.expr | None:
 
 def choices(kind: str) -> tuple[Any, ...] | None:
     """Return what a value may be, null left out; None if the annotation is more than a list of texts or numbers."""
-    node = parsed(kind)
+    node = parse_annotation(kind)
     if node is None or not (members := [item for item in _members(node) if not _is_none(item)]):
         return None
     if not all(_head(item) == "Literal" for item in members):
@@ -56,20 +56,20 @@ def choices(kind: str) -> tuple[Any, ...] | None:
 
 def names(kind: str) -> tuple[str, ...]:
     """Return the members of the enumeration that a value names in any case; empty if the annotation has none."""
-    node = parsed(kind)
+    node = parse_annotation(kind)
     found = [item for item in _members(node) if _head(item) == "Enum"] if node is not None else []
     return tuple(value for item in found for value in _values(item))
 
 
 def takes_null(kind: str) -> bool:
     """Return whether null is one of the alternatives."""
-    node = parsed(kind)
+    node = parse_annotation(kind)
     return node is None or any(_is_none(item) for item in _members(node))
 
 
 def class_of(kind: str, classes: Mapping[str, Any]) -> str | None:
     """Return the class that a map is read into; None if the annotation has none of these."""
-    node = parsed(kind)
+    node = parse_annotation(kind)
     heads = [_head(item) for item in _members(node)] if node is not None else []
     return next((head for head in heads if head in classes), None)
 
@@ -79,7 +79,7 @@ def mismatch(kind: str, value: Any, limits: Mapping[str, float], nested: Mapping
 
     nested: classes whose fields are checked one by one.
     """
-    node = parsed(kind)
+    node = parse_annotation(kind)
     if node is None:
         return ""
     if not _fits(node, value, nested):
@@ -95,7 +95,7 @@ def mismatch(kind: str, value: Any, limits: Mapping[str, float], nested: Mapping
 
 
 def _members(node: ast.expr) -> list[ast.expr]:
-    """The alternatives of an annotation."""
+    """Return the alternatives of an annotation."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return [*_members(node.left), *_members(node.right)]
     if isinstance(node, ast.Subscript):
@@ -107,7 +107,7 @@ def _members(node: ast.expr) -> list[ast.expr]:
         if head in _WRAPPERS:
             return _members(inner[0])
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return _members(tree) if (tree := parsed(node.value)) is not None else [node]
+        return _members(tree) if (tree := parse_annotation(node.value)) is not None else [node]
     return [node]
 
 

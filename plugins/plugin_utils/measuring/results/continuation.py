@@ -12,7 +12,7 @@ from typing import Any
 from ....module_utils.common.errors import FleetError, Problem
 from ....module_utils.common.hashing import text_hash
 from ...base.text import MANY, plural
-from ...planning.explanation.text import wrapped
+from ...planning.explanation.text import titled_paragraph
 from ...planning.observed.node_state import KeptRuns
 from ..suites.request import PlannedCells
 
@@ -181,5 +181,7 @@ def explain_choice(choice: RunChoice, measured: int, cells: int, probes: int) ->
             if cells
             else f"it has {plural(probes, 'probe')}"
         )
-        lines = wrapped("continues", f"{choice.run.text}: {done}; -e benchmark_run=NEW begins another")
-    return [*lines, *(line for note in choice.notes for line in wrapped("leaves", note))]
+        lines = titled_paragraph(
+            "continues", f"{choice.run.text}: {done}; -e benchmark_run=NEW begins another"
+        )
+    return [*lines, *(line for note in choice.notes for line in titled_paragraph("leaves", note))]

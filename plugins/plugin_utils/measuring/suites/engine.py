@@ -11,7 +11,7 @@ from typing import Any
 from ...knowledge.catalog.load import Knowledge
 from ...knowledge.vllm.canonical import canonical_flag
 from ...knowledge.vllm.flag_values import Value, convert, token
-from ...knowledge.vllm.flags import Flag, FlagTable, absent
+from ...knowledge.vllm.flags import Flag, FlagTable, absence_finding
 from ...knowledge.vllm.settings import render_setting
 from .suite import Variant
 
@@ -100,7 +100,7 @@ def wanted_engine(knowledge: Knowledge, variant: Variant, table: FlagTable) -> E
     for name, value in variant.engine_args.items():
         hit = table.get(name)
         if hit is None and value:
-            return EngineVariant({}, {}, absent(table, f"--{name.replace('_', '-')}").text())
+            return EngineVariant({}, {}, absence_finding(table, f"--{name.replace('_', '-')}").text())
         if hit is not None:
             flag, given = canonical_flag(table, name, value)
             args[flag] = given

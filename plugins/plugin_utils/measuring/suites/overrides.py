@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ....module_utils.benchmarks.bench_results import KINDS
 from ....module_utils.common.errors import FleetError, suggest
 from ...base.checker import Checker
-from ...knowledge.bench_clients.bench_args import reserved
+from ...knowledge.bench_clients.bench_args import reserved_findings
 from ...knowledge.bench_clients.bench_clients import unknown_arguments
 from ...knowledge.catalog.load import Knowledge
 from ...knowledge.vllm.flag_values import Value
@@ -91,7 +91,7 @@ def _args(
         unknown = {item.subject: item for item in unknown_arguments(table, knowledge.bench, book, kind, args)}
         found[kind] = {name: value for name, value in args.items() if name not in unknown}
         nowhere &= unknown.keys()
-        for item in reserved(book, kind, found[kind]):
+        for item in reserved_findings(book, kind, found[kind]):
             check.wrong((WHERE, item.subject), f"{item.what}.", item.fix)
     every = {
         *OWN,

@@ -9,7 +9,7 @@ from typing import Any
 from ....module_utils.benchmarks.bench_results import KINDS
 from ....module_utils.common.errors import FleetError, Path, Problem, suggest
 from ...base.checker import Checker
-from ...knowledge.bench_clients.bench_args import reserved
+from ...knowledge.bench_clients.bench_args import reserved_findings
 from ...knowledge.bench_clients.bench_clients import unknown_arguments
 from ...knowledge.catalog.load import Knowledge
 from ..measurement.requests import LoadPoint
@@ -234,7 +234,7 @@ class _Parser:
         given = self.check.mapping(value, path)
         book, bench = self.knowledge.bench_book, self.knowledge.bench
         table = self.knowledge.flags(self.knowledge.line.releases[-1])
-        wrong = [*unknown_arguments(table, bench, book, kind, given), *reserved(book, kind, given)]
+        wrong = [*unknown_arguments(table, bench, book, kind, given), *reserved_findings(book, kind, given)]
         self.check.problems += [Problem((*path, item.subject), f"{item.what}.", item.fix) for item in wrong]
         for name in sorted(CELL_ARGUMENTS & {name.lstrip("-").replace("-", "_") for name in given}):
             self.check.wrong((*path, name), "is decided by the suite's own keys.", "Leave it out.")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...base.json_record import JsonRecord
-from ...knowledge.rules.repositories import named
+from ...knowledge.rules.repositories import matches_pattern
 from ...knowledge.vllm.flag_values import Value
 from ..measurement.requests import LoadPoint
 from ..measurement.slo_search import SearchRules
@@ -87,7 +87,9 @@ class Group:
 
     def measures(self, model: str) -> bool:
         """Return whether it is meant for a model (a repository, or a path)."""
-        return (not self.models or named(model, self.models)) and not named(model, self.except_models)
+        return (not self.models or matches_pattern(model, self.models)) and not matches_pattern(
+            model, self.except_models
+        )
 
 
 @dataclass(frozen=True)
@@ -151,4 +153,4 @@ class Suite:
 
     def slos_of(self, model: str) -> tuple[Slo, ...]:
         """Return the limits that hold for a model."""
-        return tuple(slo for slo in self.slos if not slo.models or named(model, slo.models))
+        return tuple(slo for slo in self.slos if not slo.models or matches_pattern(model, slo.models))

@@ -22,7 +22,7 @@ from ..observed.node_state import CachedWeights, NodeState, ObservedInstance
 from ..observed.packages import build_packages
 from ..pins.lockfile import Lock, ModelPin
 from ..pins.registry_override import pulled_name
-from ..tuning.companion_models import ADAPTER, DRAFT, MODEL, TOKENIZER, ModelRepository, repositories
+from ..tuning.companion_models import ADAPTER, DRAFT, MODEL, TOKENIZER, ModelRepository, required_repositories
 from .downloads import Download
 
 RCCL = "ROCm/rccl src/init.cc (its warning at start); ROCm/system-acceptance-docs os-tuning.md"
@@ -361,7 +361,7 @@ def _snapshots(host: Host, wanted: ModelRepository, pin: ModelPin) -> Iterator[C
 def downloads(host: Host, lock: Lock) -> Iterator[Download]:
     """Yield what models() downloads, for each deployment that needs it."""
     for deployment in host.deployments:
-        for wanted in repositories(deployment):
+        for wanted in required_repositories(deployment):
             pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
             if pin is None or not has_weights(host, wanted, pin):
                 yield Download(host, deployment, wanted, pin)
@@ -376,7 +376,7 @@ def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[M
     groups: dict[tuple[str, str], list[tuple[Deployment, ModelRepository]]] = {}
     pins: dict[tuple[str, str], ModelPin] = {}
     for deployment in host.deployments:
-        for wanted in repositories(deployment):
+        for wanted in required_repositories(deployment):
             pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
             key = (wanted.repo, pin.commit if pin else wanted.revision)
             groups.setdefault(key, []).append((deployment, wanted))

@@ -16,7 +16,7 @@ from typing import Any, Union
 
 from ....module_utils.common.errors import Path
 from ...base.checker import Checker, kind
-from ..inventory.vaulted import Vaulted
+from ..inventory.vaulted import VaultedText
 from .reserved_flags import ENGINE_ALIASES, ENGINE_OWNED, holds_secret, secret_place
 
 Flag = Union[
@@ -87,7 +87,7 @@ def _flag_name(check: Checker, key: str, item: Any, where: Path) -> str:
 
 def as_map(value: Any) -> Any:
     """Return the map that a text is the JSON of; anything else as it is."""
-    if isinstance(value, str) and not isinstance(value, Vaulted) and value.lstrip().startswith("{"):
+    if isinstance(value, str) and not isinstance(value, VaultedText) and value.lstrip().startswith("{"):
         try:
             found = json.loads(value)
         except (
@@ -102,9 +102,9 @@ def as_map(value: Any) -> Any:
 def _dotted(value: Any, appended: bool) -> Any:
     """Return the value of a dotted key as vLLM's parser reads it: JSON where it is, else text; with + a list."""
     if appended:
-        items = value.split(",") if isinstance(value, str) and not isinstance(value, Vaulted) else value
+        items = value.split(",") if isinstance(value, str) and not isinstance(value, VaultedText) else value
         return list(items) if isinstance(items, (list, tuple)) else [items]
-    if not isinstance(value, str) or isinstance(value, Vaulted):
+    if not isinstance(value, str) or isinstance(value, VaultedText):
         return value
     try:
         return json.loads(value)
@@ -135,7 +135,7 @@ def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 def refuses_secret(check: Checker, value: object, path: Path) -> bool:
     """Return whether a value is refused as a secret, by its form or its name; the message does not repeat it."""
     named = isinstance(value, str) and value != "" and secret_place(str(path[-1])) != ""
-    vaulted = isinstance(value, Vaulted)
+    vaulted = isinstance(value, VaultedText)
     if not named and not vaulted and not holds_secret(value):
         return False
     what = "comes from a vault" if vaulted else "looks like a token or a key"

@@ -13,7 +13,7 @@ from ....module_utils.common.hashing import canonical
 from ...knowledge.catalog.gpus import GpuCatalog
 from ..inventory.groups import BALANCERS
 from ..observed.node_state import MALFORMED, NodeState, unreadable_state
-from ..pins.registry_override import with_own_names
+from ..pins.registry_override import add_own_names
 from .deployment import Deployment, parse_deployments
 from .host_settings import ADDRESS, HostSettings, parse_address, parse_settings
 from .renamed_hosts import with_present_hosts
@@ -168,7 +168,7 @@ def _state(given: HostInput, settings: HostSettings) -> NodeState | None:
     """Return a host's state, in which images have the names of their own registries. Raise MALFORMED."""
     if given.state is None:
         return None
-    return with_own_names(NodeState.from_json(given.state), settings.overrides)
+    return add_own_names(NodeState.from_json(given.state), settings.overrides)
 
 
 def _renamed(hosts: Sequence[Host], present: frozenset[str]) -> tuple[Host, ...]:

@@ -13,7 +13,7 @@ from ansible.utils.vars import load_extra_vars
 from ....module_utils.common.errors import Problem
 from ..inventory.group_values import group_conflicts
 from ..inventory.groups import BALANCERS, CONNECTION, FLEET
-from ..inventory.leftovers import left_sources
+from ..inventory.leftovers import leftover_problems
 from ..inventory.public_variables import public_variables
 from ..inventory.variable_files import VariableFiles
 
@@ -38,7 +38,7 @@ def file_problems(
     own = [name for name, members in groups.items() if not set(members).isdisjoint(hosts)]
     files = VariableFiles(loader, places, loader.get_basedir())
     return [
-        *left_sources(places, lambda path: _defined(loader, path), {FLEET, BALANCERS, *fleet}),
+        *leftover_problems(places, lambda path: _defined(loader, path), {FLEET, BALANCERS, *fleet}),
         *files.problems("group", own, known),
         *files.problems("host", hosts, known),
     ]

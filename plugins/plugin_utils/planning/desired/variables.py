@@ -18,7 +18,7 @@ from ...base.hints import cause
 from ...base.text import printable
 from ..inventory.groups import BALANCERS, CONNECTION, FLEET
 from ..inventory.origins import origin_tag, place_of
-from ..inventory.public_variables import typed
+from ..inventory.public_variables import typed_value
 from ..inventory.unknown_variables import FORMER, unknown_connection_variables, unknown_variables
 from ..inventory.vaulted import mark_vaulted, vaulted_texts
 from .endpoint_settings import NOT_IN_RUN, BalancerHost, balancer_host
@@ -159,12 +159,12 @@ class InventoryReader:
         if key not in raw:
             return None
         try:
-            return typed(key, to_plain_data(raw[key]))
+            return typed_value(key, to_plain_data(raw[key]))
         except NeedsTemplating:
             pass
         try:
             found = to_plain_data(self.hostvars[name][key], str)
-            return typed(key, mark_vaulted(found, vaulted_texts(raw, key)))
+            return typed_value(key, mark_vaulted(found, vaulted_texts(raw, key)))
         except AnsibleError as error:
             what = f"cannot be evaluated: {error.message}"
             raise FleetError([Problem((key,), what, "", (name,))]) from error

@@ -15,7 +15,7 @@ from ..plan.host_plan import FleetPlan, HostPlan
 from .explain_deployments import group_deployments, shared_warnings
 from .explain_downloads import download_lines
 from .explain_generations import kept_lines, stored_lines, updated_lines
-from .text import WIDTH, gpus_text, numbered, wrapped
+from .text import WIDTH, gpus_text, noun_with_numbers, titled_paragraph
 
 TITLES = {
     "docker_engine": "install the Docker engine",
@@ -127,10 +127,14 @@ def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
         hosts = Counter(host for host, _unused in dict.fromkeys(member.of for member in backend.members))
         where = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in hosts.items())
         how = ", routed by prefix (vllm-router)" if backend.prefix else ""
-        lines += wrapped("model", f"{', '.join(backend.models)}: {_deployments(backend)} on {where}{how}")
+        lines += titled_paragraph(
+            "model", f"{', '.join(backend.models)}: {_deployments(backend)} on {where}{how}"
+        )
         for subset in backend.subsets:
             where = listed(list(dict.fromkeys(member.host for member in subset.members)))
-            lines += wrapped("model", f"{', '.join(subset.models)}: {_deployments(subset)} on {where}")
+            lines += titled_paragraph(
+                "model", f"{', '.join(subset.models)}: {_deployments(subset)} on {where}"
+            )
     return lines
 
 
@@ -153,7 +157,7 @@ def _deployments(pool: Backend | Subset) -> str:
 def _alike(hosts: Iterable[HostPlan]) -> list[tuple[str, HostPlan]]:
     groups: dict[tuple[object, ...], list[HostPlan]] = {}
     for host in hosts:
-        # Spec hashes differ between nodes whose group numbers differ, which is irrelevant to the reader.
+        # Spec hashes differ between nodes whose group numbers differ, which does not matter to the reader.
         shape = tuple((item.kind, item.target, _bare(item.before), item.reason) for item in host.actions)
         groups.setdefault((shape, _gpus(host)), []).append(host)
     return [(listed([item.host.name for item in group]), group[0]) for group in groups.values()]
@@ -179,7 +183,7 @@ def _gpus(host: HostPlan) -> str:
     used = {node for item in host.instances for node in item.member.render_nodes}
     free = [gpu.index for gpu in gpus if gpu.render_node not in used]
     if host.instances and free:
-        text += f", {numbered('GPU', free)} free"
+        text += f", {noun_with_numbers('GPU', free)} free"
     return text
 
 
@@ -201,7 +205,7 @@ def _actions(host: HostPlan) -> list[str]:
         if first.kind == "server":
             ports = [members[name].port for name in names]
             gpus = [numbers[node] for name in names for node in members[name].render_nodes if node in numbers]
-            target += f", {numbered('port', ports)}, {gpus_text(gpus)}"
+            target += f", {noun_with_numbers('port', ports)}, {gpus_text(gpus)}"
         head = f"{TITLES[first.kind]} {target}".rstrip()
         change, why = f": {_bare(first.before)} → {_bare(first.after)}", "because"
         if first.kind == "generation":

@@ -15,9 +15,9 @@ from ..desired.actions import size
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason
 from ..instances.compose import Instance
-from ..instances.planned import Planned
+from ..instances.planned import PlannedInstance
 from ..plan.host_plan import HostPlan
-from .text import COUNTS, gpus_text, numbered, wrapped
+from .text import COUNTS, gpus_text, noun_with_numbers, titled_paragraph
 
 ADDRESS = "--host"
 
@@ -62,28 +62,30 @@ class DeploymentText:
             f"vLLM {instance.tuned.release.requested}{goal}"
         ]
         for hosts, (master, ports) in self.groups.items():
-            meeting = f"they meet at {master}, {numbered('port', ports)}"
-            lines += wrapped("group", f"{hosts[0]} is the head, with {', '.join(hosts[1:])}; {meeting}")
+            meeting = f"they meet at {master}, {noun_with_numbers('port', ports)}"
+            lines += titled_paragraph(
+                "group", f"{hosts[0]} is the head, with {', '.join(hosts[1:])}; {meeting}"
+            )
         if self.groups:
             own = gpus_text([gpu.index for gpu in instance.slot.gpus]) if self.count == 1 else ""
             parts = [_division(deployment), f"{own} on each host" if own else ""]
-            parts += [f"{numbered('GPU', self.idle)} on each host idle"] if self.idle else []
-            lines += wrapped("parallel", "; ".join(part for part in parts if part))
+            parts += [f"{noun_with_numbers('GPU', self.idle)} on each host idle"] if self.idle else []
+            lines += titled_paragraph("parallel", "; ".join(part for part in parts if part))
         fit = instance.verdict.fit
         if fit:
-            lines += wrapped("memory", _memory(fit, instance))
+            lines += titled_paragraph("memory", _memory(fit, instance))
         if instance.tuned.chosen:
-            lines += wrapped(
+            lines += titled_paragraph(
                 "chosen", ", ".join(filter(None, (_words(instance, n) for n in instance.tuned.chosen)))
             )
         for advice in instance.verdict.advice:
-            lines += wrapped("advice", advice.text)
+            lines += titled_paragraph("advice", advice.text)
         if fit and not deployment.objective and "--max-model-len" not in instance.tuned.args:
             text = f"set max_model_len to your longest request; {fit.max_model_len:,} tokens is the model's limit"
-            lines += wrapped("advice", text)
+            lines += titled_paragraph("advice", text)
         for warning in instance.warnings:
             if warning not in once:
-                lines += wrapped("warning", warning)
+                lines += titled_paragraph("warning", warning)
         if not full:
             return lines
         return [*lines, *_command(instance, self._differing()), *_reasons(instance), *self._elsewhere()]
@@ -94,7 +96,7 @@ class DeploymentText:
         lines = []
         for host, values in self.networks.items():
             other = [f"{name}={value}" for name, value in values.items() if first.get(name) != value]
-            lines += wrapped("network", f"{host} has {', '.join(other)}") if other else []
+            lines += titled_paragraph("network", f"{host} has {', '.join(other)}") if other else []
         return lines
 
     def _differing(self) -> str:
@@ -109,7 +111,7 @@ def group_deployments(hosts: Sequence[HostPlan], full: bool) -> list[DeploymentT
     """Return each deployment on each kind of host; without `full`, only those with an instance to start."""
     seen: dict[tuple[object, ...], DeploymentText] = {}
     for host in hosts:
-        composed = [item.instance for item in host.instances if isinstance(item, Planned)]
+        composed = [item.instance for item in host.instances if isinstance(item, PlannedInstance)]
         counts = Counter(item.deployment.name for item in composed)
         new = {name.rpartition("-")[0] for name in host.start}
         first = {item.deployment.name: item for item in reversed(composed)}
@@ -202,7 +204,7 @@ def _memory(fit: Fit, instance: Instance) -> str:
     unit_of = size(high_bytes).rpartition(" ")[2]
     sizes = f"{size(low_bytes).removesuffix(unit_of).rstrip()} to {size(high_bytes)}"
     text = f"{weights} about {size(fit.kv_cache_bytes)} of KV cache ({sizes}){guess}: {fit.kv_cache_tokens:,} tokens"
-    return f"{text} ({least:,} to {most:,}), {requests}; vLLM measures it at its start"
+    return f"{text} ({least:,} to {most:,}), {requests}; vLLM measures it when it starts"
 
 
 def _span(low: str, high: str) -> str:
@@ -210,7 +212,7 @@ def _span(low: str, high: str) -> str:
 
 
 def _words(instance: Instance, name: str) -> str:
-    """Return a flag or variable as it appears in the command; "" if the command lacks it."""
+    """Return a flag or variable as it appears in the command; "" if it does not."""
     if not name.startswith("-"):
         return f"{name}={shlex.quote(dict(instance.env)[name])}"
     return shlex.join(flag_argv(instance.tuned.table, name, instance.tuned.args[name]))
@@ -233,11 +235,11 @@ def _reasons(instance: Instance) -> list[str]:
         lines.append(f"  {reason.setting:{width}}  {reason.value}".rstrip())
         lines.append(f"  {'':{width}}    {reason.reason} [{reason.source}]")
     for item in instance.tuned.omitted:
-        lines += wrapped("left out", f"{item.setting} {item.value}: {item.reason} [{item.source}]")
+        lines += titled_paragraph("left out", f"{item.setting} {item.value}: {item.reason} [{item.source}]")
     for item in instance.not_taken:
-        lines += wrapped("left out", f"{item.setting} {item.value}: {item.reason} [{item.source}]")
+        lines += titled_paragraph("left out", f"{item.setting} {item.value}: {item.reason} [{item.source}]")
     for note in instance.verdict.notes:
-        lines += wrapped("note", note)
+        lines += titled_paragraph("note", note)
     for hint in instance.hints:
-        lines += wrapped("hint", f"{hint.text} [{hint.source}]")
+        lines += titled_paragraph("hint", f"{hint.text} [{hint.source}]")
     return lines

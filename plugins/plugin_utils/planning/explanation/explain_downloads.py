@@ -9,7 +9,7 @@ from ...base.text import plural
 from ..changes.downloads import DownloadTerms, StatedLicense
 from ..desired.actions import size
 from ..pins.model_card import GATES, CardTerms
-from .text import wrapped
+from .text import titled_paragraph
 
 HASH_SHOWN = 21
 """Characters of a hash, its kind included, where not all of it is printed."""
@@ -22,7 +22,7 @@ def download_lines(downloads: Iterable[DownloadTerms], full: bool) -> list[str]:
         uses = ", ".join(f"{role} of {name}" for role, name in item.uses)
         lines.append(f"  {item.repo}@{item.revision} ({uses})")
         for title, text in _facts(item, full):
-            lines += wrapped(f"  {title}", text)
+            lines += titled_paragraph(f"  {title}", text)
     return ["", "Terms of the downloads", *lines] if lines else []
 
 

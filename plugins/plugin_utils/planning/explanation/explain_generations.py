@@ -11,7 +11,7 @@ from ..generations.restore import rollback_resources
 from ..generations.sources import INVENTORY, RUNNING
 from ..instances.planned import RecordedInstance
 from ..plan.host_plan import FleetPlan
-from .text import WIDTH, wrapped
+from .text import WIDTH, titled_paragraph
 
 MEANING = {
     "held": "held",
@@ -36,16 +36,16 @@ def stored_lines(plan: FleetPlan, full: bool) -> list[str]:
         where = listed(list(dict.fromkeys(name for names in found.values() for name in names))) or "no host"
         number = "as it runs" if revision.generation is None else f"generation {revision.generation}"
         lines += ["", f"Deployment {revision.deployment} on {where}: {number}, from the nodes' own records"]
-        lines += wrapped("because", f"{MEANING[kind]}{f' ({revision.why})' if revision.why else ''}")
+        lines += titled_paragraph("because", f"{MEANING[kind]}{f' ({revision.why})' if revision.why else ''}")
         made = (item.generation for item in found)
         shown = dict.fromkeys((item.recorded_at, item.image_ref, item.vllm, item.why) for item in made)
         for when, image, vllm, why in shown:
-            lines += wrapped("record", f"{when}: image {image}, vLLM {vllm}; {why}")
+            lines += titled_paragraph("record", f"{when}: image {image}, vLLM {vllm}; {why}")
     return lines
 
 
 def updated_lines(plan: FleetPlan) -> list[str]:
-    """Return what starts anew because the toolkit was updated, and not the inventory; a line for each update."""
+    """Return what restarts because of an update of the toolkit, not of the inventory; a line for each update."""
     counts, names = Counter[str](), dict[str, dict[str, None]]()
     for revision in plan.revisions:
         for host in plan.hosts:

@@ -15,9 +15,9 @@ from typing import Any
 from ....module_utils.common.errors import Path, Problem, suggest
 from ...knowledge.catalog.images import ImageFacts
 from ...knowledge.catalog.load import Knowledge
-from ...knowledge.catalog.quantization import UNKNOWN, QuantizationTable, method_of, quantized
+from ...knowledge.catalog.quantization import UNKNOWN, QuantizationTable, method_of, quantization_config
 from ..desired.deployment import Deployment
-from ..tuning.companion_models import mapping
+from ..tuning.companion_models import map_or_empty
 from ..tuning.tune import OTHER_PLATFORMS, TunedSettings
 from .places import any_of, operators_key
 
@@ -83,7 +83,7 @@ def _method(
     if not name:
         return
     running = name
-    held = quantized(config) if config is not None and not _overridden(tuned) else None
+    held = quantization_config(config) if config is not None and not _overridden(tuned) else None
     if held is not None and method_of(held) != UNKNOWN:
         running = facts.running(held, str((config or {}).get("model_type")), name) or name
     yield from _usable(tuned, facts, name, running, rocm)
@@ -106,7 +106,7 @@ def _usable(tuned: TunedSettings, facts: QuantizationTable, name: str, running: 
 
 def _checkpoint(tuned: TunedSettings, facts: QuantizationTable, config: Mapping[str, Any]) -> Found:
     """Yield why no method runs a quantized checkpoint, or not in the way that the operator wants."""
-    held = quantized(config)
+    held = quantization_config(config)
     if held is None or method_of(held) in ("", UNKNOWN):
         return
     own, wanted, model = method_of(held), _wanted(tuned), str(config.get("model_type"))
@@ -137,7 +137,7 @@ def _unquantized(
     """Yield that a method needs a quantized checkpoint, and this is none."""
     name = _wanted(tuned)
     method = facts.methods.get(name)
-    if method is None or method.unquantized or quantized(config) is not None:
+    if method is None or method.unquantized or quantization_config(config) is not None:
         return
     if files is not None and any(file.endswith(method.files) for file, _size in files if method.files):
         return
@@ -150,7 +150,7 @@ def _unquantized(
 
 def _draft(tuned: TunedSettings, facts: QuantizationTable, rocm: bool) -> Found:
     """Yield why the quantization of a draft is refused."""
-    given = mapping(tuned.args.get("--speculative-config"))
+    given = map_or_empty(tuned.args.get("--speculative-config"))
     name, method = str(given.get("quantization") or "").lower(), given.get("method")
     if not name or (method in WITHOUT_DRAFT and name in facts.methods) or not given.get("model"):
         return
@@ -175,7 +175,7 @@ def _dtype(
         what = f"models of type {kind} are not stable in float16, and vLLM refuses it."
         yield "dtype", what, "Set dtype: bfloat16, or leave it out."
         return
-    held, wanted = quantized(config), _wanted(tuned)
+    held, wanted = quantization_config(config), _wanted(tuned)
     running = wanted if held is None else facts.running(held, kind, wanted)
     method = facts.methods.get(running or "")
     dtype = given if given != "auto" else _own_dtype(config, types) if own else ""

@@ -12,7 +12,7 @@ from typing import Any
 from ...knowledge.catalog.load import Knowledge
 from ...knowledge.rules.conditions import UNKNOWN, read_map
 from ..desired.deployment import Deployment
-from ..tuning.companion_models import adapter_of, mapping
+from ..tuning.companion_models import adapter_of, map_or_empty
 from ..tuning.tune import TunedSettings
 
 SPECULATIVE = "--speculative-config"
@@ -67,7 +67,7 @@ class StartFacts:
 
     def inner(self) -> Mapping[str, Any]:
         """Return the part of config.json that is for the language model; empty where there is none."""
-        return mapping((self.config or {}).get("text_config"))
+        return map_or_empty((self.config or {}).get("text_config"))
 
 
 def _registered(facts: StartFacts, kind: str) -> frozenset[str]:
@@ -113,7 +113,7 @@ def _architectures(facts: StartFacts) -> Any:
 
 
 def _rope_type(facts: StartFacts) -> Any:
-    scaling = mapping((facts.config or {}).get("rope_scaling"))
+    scaling = map_or_empty((facts.config or {}).get("rope_scaling"))
     return UNKNOWN if facts.config is None else scaling.get("rope_type") or scaling.get("type")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse plans that would need a registry or a hub where there is no way to one (air_gap). Pure."""
+"""Refuse plans that would need a registry or a hub where none can be reached (air_gap). Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable, Sequence
 from ....module_utils.common.errors import FleetError, Problem
 from ..changes.actions import ImageStep, ModelStep
 from ..desired.fleet import Host
-from .pins import ImageNeed, ModelNeed
+from .pins import RequiredImage, RequiredModel
 from .transfers import Transfer, has_stored, name_of
 
 VARIABLE = "air_gap"
 LOAD = (
-    "Load a bundle that has it on one of the hosts (bundle_load.yml), and run again; a run with --limit has to "
+    "Load a bundle that has it on one of the hosts (bundle_load.yml), and run again; a run with --limit must "
     "include the host that has it."
 )
 BUILD = "Set build.push_to, and run build.yml where the bundle is made: it then has the image."
 
 
-def refuse_unpinned(images: Iterable[ImageNeed], models: Iterable[ModelNeed], refresh: bool) -> None:
-    """Raise FleetError for what would have to be resolved for hosts that ask no registry and no hub."""
+def refuse_unpinned(images: Iterable[RequiredImage], models: Iterable[RequiredModel], refresh: bool) -> None:
+    """Raise FleetError for what hosts that ask no registry and no hub would need resolved."""
     needs = [
         *((need.path, need.ref, need.host) for need in images),
         *((need.path, f"{need.repo}@{need.revision}", need.host) for need in models),
@@ -33,15 +33,15 @@ def refuse_unpinned(images: Iterable[ImageNeed], models: Iterable[ModelNeed], re
             [Problem(("refresh",), text, fix, tuple(sorted({name for *_unused, name in found})))]
         )
     text = "is not pinned in fleet.lock.json, and with air_gap no registry or hub is asked."
-    fix = "Copy fleet.lock.json of the bundle beside the inventory; if that lacks it too, make a bundle that has it."
+    fix = "Copy fleet.lock.json from the bundle to the inventory; if it is not pinned there either, make a new bundle."
     if found:
         raise FleetError([Problem(path, f"{what} {text}", fix, (name,)) for path, what, name in found])
 
 
-def nowhere_stored(
+def air_gap_problems(
     steps: Iterable[tuple[Host, Sequence[ImageStep], Sequence[ModelStep]]], transfers: Iterable[Transfer]
 ) -> list[Problem]:
-    """Return what hosts lack, and neither have in their content stores nor get from another host."""
+    """Return what hosts do not have, neither in their content stores nor from another host."""
     passed = {(item.name, member.host.name) for item in transfers for member in item.receivers}
     lacking: dict[tuple[str, str], list[str]] = {}
     for host, images, models in steps:

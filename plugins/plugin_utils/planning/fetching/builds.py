@@ -19,7 +19,7 @@ from ..desired.actions import has_build
 from ..desired.fleet import Fleet, Host
 from ..observed.node_state import Image
 from ..pins.lockfile import BuildPin, Lock
-from .transfers import BUILD, Transfer, TransferMember, estimate, member_of, name_of, no_address
+from .transfers import BUILD, Transfer, TransferMember, estimate_seconds, member_of, name_of, no_address
 
 BUILD_PORTS = 400
 """How far the ports of builds are from those of images; those of models come before."""
@@ -31,7 +31,7 @@ HASH = "hash"
 
 @dataclass
 class _Wanted:
-    """An image to build, the hosts that lack it, and those that have it."""
+    """An image to build, the hosts without it, and those that have it."""
 
     step: ImageStep
     lacking: list[Host] = field(default_factory=list)
@@ -54,7 +54,7 @@ def build_transfers(
             continue
         seed, receivers = members[0], tuple(members[1:])
         build, amount = want.step.build, want.step.bytes or 0
-        seconds, bound = estimate(amount, members, False)
+        seconds, bound = estimate_seconds(amount, members, False)
         found.append(
             Transfer(
                 name_of(want.step),
@@ -84,7 +84,7 @@ def port_slot(name: str, taken: set[int]) -> int:
 def build_obstacles(
     steps: Iterable[tuple[Host, Sequence[ImageStep]]], everyone: Sequence[Host], late: bool = False
 ) -> dict[str, tuple[Problem, ...]]:
-    """Return what keeps hosts from having the image that the others have, by host.
+    """Return why hosts cannot have the image that the others have, by host.
 
     late: it is the second plan of a run, in which nothing is built or pushed any more.
     """
@@ -103,11 +103,11 @@ def _obstacle(want: _Wanted, host: Host, late: bool) -> Problem | None:
     push_to = want.step.build.push_to if want.step.build else ""
     if late and (push_to or not want.having):
         there = f"pushed to {push_to}, from which this host pulls it" if push_to else "built"
-        what = f"{tag} was not {there}; the other host's error, further up, says why."
+        what = f"{tag} was not {there}; the other host's error above says why."
         return Problem(path, what, "Run again: what was built is kept.", (host.name,))
     if want.step.image_id and not want.having and host.state is not None:
         what = f"{tag} was built as {want.step.image_id[:19]}, and no host of this run has it."
-        fix = "Include a host that has it (--limit); if it is gone, -e refresh=true builds it anew, with other bytes."
+        fix = "Include a host that has it (--limit); else -e refresh=true builds it again, with other bytes."
         return Problem(path, what, fix, (host.name,))
     alone = (len(want.lacking) == 1 and not want.having) or bool(push_to)
     if not alone and _member(host) is None:
@@ -138,7 +138,7 @@ def _wanted(
     return found
 
 
-def received(step: ImageStep, sources: Mapping[str, str]) -> ImageStep:
+def mark_received(step: ImageStep, sources: Mapping[str, str]) -> ImageStep:
     """Return a step marked as one whose image another host builds. sources: these hosts by name_of()."""
     source = sources.get(name_of(step), "") if step.build else ""
     return replace(step, source=source) if source else step
@@ -164,8 +164,8 @@ def merge_built(fleet: Fleet, lock: Lock) -> Lock:
     return lock.merged(Lock(builds=found)) if found else lock
 
 
-def without_lost(fleet: Fleet, lock: Lock) -> Lock:
-    """Return the lock without the builds that no host has any more, so that they are built anew."""
+def drop_lost_builds(fleet: Fleet, lock: Lock) -> Lock:
+    """Return the lock without the builds that no host has any more, so that they are built again."""
     there = {
         tag
         for host in fleet.hosts
@@ -196,7 +196,7 @@ def _pin(images: Collection[Image], known: BuildPin | None) -> BuildPin | None:
 
 
 def _bases(text: str) -> dict[str, str]:
-    """Return the base images of the label; what is no JSON of ours counts as unknown."""
+    """Return the base images of the label; anything but the toolkit's own JSON counts as unknown."""
     try:
         data = json.loads(text or "{}")
     except ValueError:

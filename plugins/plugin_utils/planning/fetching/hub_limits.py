@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say how many hosts may download from a hub at once, so that its limit of requests is not what ends them. Pure."""
+"""Say how many hosts may download from a hub at once, so that they stay within its limit of requests. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HubLoad:
 
     @property
     def warning(self) -> str:
-        """Return what is done about it; "" if nothing has to be."""
+        """Return what is done about it; "" if nothing is."""
         if not self.at_once:
             return ""
         hosts = "host downloads" if self.at_once == 1 else "hosts download"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ....module_utils.common.errors import Problem, nearest, suggest
-from ...knowledge.catalog.licenses import REPOSITORY, LicenseBook, accepted
+from ...knowledge.catalog.licenses import REPOSITORY, LicenseBook, is_accepted
 from ..changes.downloads import Download, DownloadTerms, StatedLicense, names_of
 from ..desired.fleet import Host
 from ..pins.lockfile import Lock
@@ -30,7 +30,7 @@ def stated_licenses(
     for terms in (card.own if card else CardTerms(repo), *(card.base if card else ()), *unread):
         stated = book.stated(terms.repo, terms.licenses, terms.name, terms.link)
         for item in stated or book.by_name(terms.repo):
-            everywhere = all(accepted(item, (repo, terms.repo), keys) for keys in accepting)
+            everywhere = all(is_accepted(item, (repo, terms.repo), keys) for keys in accepting)
             found.setdefault(item.key, StatedLicense(item, terms, everywhere))
     return tuple(found.values())
 
@@ -47,7 +47,7 @@ def judge_licenses(groups: Groups) -> tuple[list[Problem], list[str]]:
         names = "; ".join(_text(item, terms.repo) for item in missing)
         if terms.known and any(item.host.state for item in group):
             what = (
-                f"{terms.repo} would be downloaded, and the inventory does not accept its licence: {names}."
+                f"{terms.repo} would be downloaded, but the inventory does not accept its licence: {names}."
             )
             fix = f"Read it; to accept it, write in the inventory: {line}"
             without = [item for item in group if not _accepts(item, missing)]
@@ -68,7 +68,7 @@ def judge_licenses(groups: Groups) -> tuple[list[Problem], list[str]]:
 
 def _accepts(item: Download, missing: Iterable[StatedLicense]) -> bool:
     keys = item.host.settings.licenses
-    return all(accepted(one.license, (item.wanted.repo, one.of.repo), keys) for one in missing)
+    return all(is_accepted(one.license, (item.wanted.repo, one.of.repo), keys) for one in missing)
 
 
 def _text(item: StatedLicense, repo: str) -> str:
@@ -81,7 +81,7 @@ def _text(item: StatedLicense, repo: str) -> str:
 
 
 def _line_to_add(groups: Groups, group: Sequence[Download]) -> str:
-    """Return the line that accepts all that the plan needs, beside what the hosts of a download accept already."""
+    """Return the line that accepts all that the plan needs and what the hosts of a download accept already."""
     given = [key for item in group for key in item.host.settings.licenses]
     missing = [one.license.key for terms in groups for one in terms.licenses if not one.accepted]
     quoted = (f'"{key}"' if ":" in key else key for key in dict.fromkeys((*given, *missing)))
@@ -107,12 +107,12 @@ def unknown_licenses(
         for index, key in enumerate(keys):
             fix = _correction(key, missing, known)
             if fix:
-                what = f"{key!r} is no licence that the catalogue or this plan knows."
+                what = f"{key!r} is not a licence that the catalogue or this plan knows."
                 yield Problem((VARIABLE, index), what, fix, tuple(names))
 
 
 def _correction(key: str, missing: Iterable[str], known: Iterable[str]) -> str:
-    """Return how to correct an entry; "" if it needs no correction, as a repository that is not used any more."""
+    """Return how to correct an entry; "" if it needs none, such as a repository that is no longer used."""
     if key in known:
         return ""
     if key.startswith(REPOSITORY):

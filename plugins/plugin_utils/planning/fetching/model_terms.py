@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge what a plan downloads before the first byte: licences, the hub's scan, pickles and remote code. Pure.
 
-Only downloads are judged. Weights that are on a host go on serving whatever the inventory accepts.
+Only downloads are judged. Weights that are on a host are still served, whatever the inventory accepts.
 """
 
 from __future__ import annotations

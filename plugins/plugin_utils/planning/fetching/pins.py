@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the pins that a run lacks, and what it will download by those that it has."""
+"""Find the pins that a run still requires, and what it will download by those that it has."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..desired.actions import has_build, has_image
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
 from ..pins.lockfile import Lock
-from ..tuning.companion_models import ModelRepository, repositories
+from ..tuning.companion_models import ModelRepository, required_repositories
 
 
 @dataclass(frozen=True)
-class ImageNeed:
+class RequiredImage:
     """An image reference to resolve."""
 
     ref: str
@@ -26,7 +26,7 @@ class ImageNeed:
 
 
 @dataclass(frozen=True)
-class ModelNeed:
+class RequiredModel:
     """The revision of a repository of the hub to resolve."""
 
     repo: str
@@ -35,15 +35,15 @@ class ModelNeed:
     host: Host
 
 
-def missing_pins(
+def required_pins(
     fleet: Fleet, lock: Lock, refresh: bool = False
-) -> tuple[tuple[ImageNeed, ...], tuple[ModelNeed, ...]]:
+) -> tuple[tuple[RequiredImage, ...], tuple[RequiredModel, ...]]:
     """Return what registries and hubs must resolve, each once, with the first deployment and host that needs it.
 
     A digest or a commit that every host has needs no pin, as sizes matter only for downloads.
     """
-    images: dict[str, ImageNeed] = {}
-    models: dict[tuple[str, str, str], ModelNeed] = {}
+    images: dict[str, RequiredImage] = {}
+    models: dict[tuple[str, str, str], RequiredModel] = {}
     for host in fleet.hosts:
         for deployment in sorted(host.deployments, key=lambda item: item.index):
             if (
@@ -51,36 +51,36 @@ def missing_pins(
                 and deployment.image not in images
                 and (refresh or _image_missing(host, deployment, lock))
             ):
-                images[deployment.image] = ImageNeed(deployment.image, (*deployment.path, "image"), host)
-            for wanted in repositories(deployment):
+                images[deployment.image] = RequiredImage(deployment.image, (*deployment.path, "image"), host)
+            for wanted in required_repositories(deployment):
                 key = (host.settings.endpoint, wanted.repo, wanted.revision)
                 if key not in models and (refresh or _model_missing(host, wanted, lock)):
-                    models[key] = ModelNeed(wanted.repo, wanted.revision, wanted.path, host)
+                    models[key] = RequiredModel(wanted.repo, wanted.revision, wanted.path, host)
     return tuple(images.values()), tuple(models.values())
 
 
-def absent_images(fleet: Fleet, lock: Lock) -> Iterator[ImageNeed]:
-    """Yield pinned images that hosts lack, for each host and deployment."""
+def absent_images(fleet: Fleet, lock: Lock) -> Iterator[RequiredImage]:
+    """Yield pinned images that hosts do not have, for each host and deployment."""
     for host in fleet.hosts:
         for deployment in host.deployments:
             built = lock.builds.get(deployment.build.tag) if deployment.build else None
             pushed = built.pushed_at(deployment.build.push_to) if built and deployment.build else ""
             if built and pushed and not has_build(host.state, deployment.image_ref, built.image_id):
-                yield ImageNeed(pushed, (*deployment.path, "build", "push_to"), host)
+                yield RequiredImage(pushed, (*deployment.path, "build", "push_to"), host)
             pin = None if deployment.build else lock.image(deployment.image)
             name = f"{parse_ref(deployment.image).repository}@{pin.digest}" if pin else ""
             if pin and not has_image(host.state, name):
-                yield ImageNeed(deployment.image, (*deployment.path, "image"), host)
+                yield RequiredImage(deployment.image, (*deployment.path, "image"), host)
 
 
-def absent_models(fleet: Fleet, lock: Lock) -> Iterator[ModelNeed]:
-    """Yield pinned models and companions whose files hosts lack, for each host and deployment."""
+def absent_models(fleet: Fleet, lock: Lock) -> Iterator[RequiredModel]:
+    """Yield pinned models and companions whose files hosts do not have, for each host and deployment."""
     for host in fleet.hosts:
         for deployment in host.deployments:
-            for wanted in repositories(deployment):
+            for wanted in required_repositories(deployment):
                 pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
                 if pin and not has_weights(host, wanted, pin):
-                    yield ModelNeed(wanted.repo, wanted.revision, wanted.path, host)
+                    yield RequiredModel(wanted.repo, wanted.revision, wanted.path, host)
 
 
 def _image_missing(host: Host, deployment: Deployment, lock: Lock) -> bool:

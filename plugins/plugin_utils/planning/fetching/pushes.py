@@ -23,7 +23,7 @@ from ..pins.lockfile import BuildPin, ImagePin, Lock
 SOURCE = "docs/build.md"
 
 Ask = Callable[[str, Path, Host], ImagePin | None]
-"""Returns digest and size of an image, repository@digest, as its registry has it; None if it has it not. Raises
+"""Returns digest and size of an image, repository@digest, as its registry has it; None if it does not. Raises
 FleetError if the registry does not say."""
 
 
@@ -38,7 +38,7 @@ class Push:
 
     @property
     def name(self) -> str:
-        """Return the name of what is pushed, as transfers have it."""
+        """Return the name of what is pushed, as transfers name it."""
         return build_name(self.tag)
 
     @property
@@ -61,9 +61,9 @@ class Push:
 def plan_pushes(
     steps: Iterable[tuple[Host, Sequence[ImageStep]]], hosts: Sequence[Host], lock: Lock
 ) -> tuple[Push, ...]:
-    """Return the pushes of what no registry has yet: by a host that has the image, or else by the one that builds it.
+    """Return the pushes of what no registry has yet: by a host that has the image, else by the one that builds it.
 
-    steps: the images that hosts lack. hosts: those of this run, in its order.
+    steps: the images that hosts do not have. hosts: those of this run, in its order.
     """
     builders: dict[str, Host] = {}
     for host, images in steps:
@@ -88,8 +88,8 @@ def plan_pushes(
 def pinned_pushes(fleet: Fleet, lock: Lock, check: bool, ask: Ask) -> Lock:
     """Return the lock with what registries have of built images; the same object if there is nothing new.
 
-    What is pinned is believed, unless a host lacks it, or with `check`. Raise FleetError for registries that do not
-    say whether they have what was pushed.
+    A pin is trusted, unless a host does not have its image, or with `check`. Raise FleetError for registries that do
+    not say whether they have what was pushed.
     """
     found: dict[str, BuildPin] = {}
     problems: list[Problem] = []
@@ -106,7 +106,7 @@ def pinned_pushes(fleet: Fleet, lock: Lock, check: bool, ask: Ask) -> Lock:
                 pin, [*filter(None, (known,)), *_seen(fleet, pin, build.push_to)], path, hosts[0], ask
             )
         except FleetError as error:
-            problems += [] if known else error.problems  # it was there; who pulls it will see
+            problems += [] if known else error.problems  # it was there; a host that pulls it will find out
             continue
         if new != pin:
             found[tag] = new

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan from where hosts get images and weights that several of them lack: one fetches, and they pass it on. Pure."""
+"""Plan how several hosts get the same images and weights: one fetches them, and they pass them on. Pure."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..observed.node_state import NodeState
 
 IMAGE, MODEL, BUILD, REPOSITORY = "image", "model", "build", "repository"
 NOUNS = {BUILD: IMAGE, REPOSITORY: MODEL}
-"""What people call it, where that is not the kind."""
+"""Names for messages, where these are not the kind."""
 AUTO, PEERS, ORIGIN = "auto", "peers", "origin"
 MANY = 3
-"""Hosts that lack the same before they share it: with fewer, one more copy from the origin is quicker than a swarm."""
+"""Hosts that need the same before they share it: with fewer, one more copy from the origin is quicker than a swarm."""
 MODEL_PORTS = 200
-"""How far the ports of models are from those of images: a run plans the ones and the others by themselves."""
+"""How far the ports of models are from those of images: a run plans the two separately."""
 LINE_RATE = 0.9
-"""Of a declared rate, what arrives."""
+"""The share of a declared rate that arrives."""
 HUB = "https://huggingface.co"
 INSIDE = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lo")
-"""Interfaces of containers and virtual machines begin so; no other host reaches them."""
+"""Name prefixes of the interfaces of containers and virtual machines, which no other host reaches."""
 SOURCE = "docs/distribution.md"
 
 
@@ -93,7 +93,7 @@ class Transfer:
 
 @dataclass
 class _Need:
-    """Who lacks something, and its step on each of them."""
+    """The hosts that need something, and its step on each of them."""
 
     kind: str
     what: str
@@ -103,14 +103,14 @@ class _Need:
 def plan_transfers(
     steps: Iterable[tuple[Host, Sequence[ImageStep], Sequence[ModelStep]]], everyone: Sequence[Host]
 ) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
-    """Return what hosts pass on, and warnings about those that have to fetch for themselves.
+    """Return what hosts pass on, and warnings about those that must fetch for themselves.
 
-    steps: what each host lacks. everyone: hosts that may have what others lack.
+    steps: what each host needs. everyone: hosts that may have what others need.
     """
     found: list[Transfer] = []
     warnings: dict[str, dict[str, None]] = {}
     steps = tuple(steps)
-    room = {host.name: _room(host, images, models) for host, images, models in steps}
+    room = {host.name: _free_bytes(host, images, models) for host, images, models in steps}
     members: dict[str, TransferMember | None] = {}
     for name, need in sorted(_needs(steps).items()):
         choices = [_way(host) for host, _unused in need.lacking]
@@ -126,7 +126,7 @@ def plan_transfers(
             if member is None:
                 warnings.setdefault(no_address(host), {})[host.name] = None
             elif room[host.name][need.kind] < amount:
-                warnings.setdefault(_no_room(need, amount), {})[host.name] = None
+                warnings.setdefault(_no_space_warning(need, amount), {})[host.name] = None
             else:
                 able.append((member, step))
         transfer = _transfer(name, need, able, everyone, len(found))
@@ -140,7 +140,7 @@ def plan_transfers(
 def _needs(
     steps: Iterable[tuple[Host, Sequence[ImageStep], Sequence[ModelStep]]],
 ) -> dict[str, _Need]:
-    """Group the hosts by what they lack."""
+    """Group the hosts by what they need."""
     found: dict[str, _Need] = {}
     names: dict[tuple[Any, ...], str] = {}
     for host, images, models in steps:
@@ -184,7 +184,7 @@ def _transfer(
         return None
     origin = "" if holder else _origin(step)
     amount = step.bytes or 0
-    seconds, bound = estimate(amount, [seed, *receivers], bool(origin))
+    seconds, bound = estimate_seconds(amount, [seed, *receivers], bool(origin))
     # Two ports each: what is moved at the same time must not meet, nor a program that has not ended yet.
     port = seed.host.settings.distribution_port + 2 * number + (MODEL_PORTS if need.kind == MODEL else 0)
     of_build = isinstance(step, ImageStep) and step.of_build
@@ -226,7 +226,7 @@ def _way(host: Host) -> str:
 
 
 def has_stored(host: Host, step: ImageStep | ModelStep) -> bool:
-    """Return whether the host's content store has what a step brings."""
+    """Return whether the host's content store has what a step installs."""
     return host.state is not None and bool(host.state.stored) and name_of(step) in host.state.stored
 
 
@@ -259,26 +259,26 @@ def _has_engine(state: NodeState) -> bool:
 def no_address(host: Host) -> str:
     """Return why a host takes part in no transfer."""
     if host.state is not None and not _has_engine(host.state):
-        return "images and weights come from their origin to each, as python3-libtorrent is not there"
+        return "each host fetches images and weights from their origin, as python3-libtorrent is not there"
     if host.settings.distribution_interface:
         return (
-            f"images and weights come from their origin to each, as distribution_interface "
+            f"each host fetches images and weights from their origin, as distribution_interface "
             f"{host.settings.distribution_interface} is not up with an address there"
         )
     return (
-        "images and weights come from their origin to each, as no IP address is known where other hosts reach them "
+        "each host fetches images and weights from their origin, as no IP address is known where others reach it "
         "(instinct_address, ansible_host, or distribution_interface)"
     )
 
 
-def _no_room(need: _Need, amount: int) -> str:
+def _no_space_warning(need: _Need, amount: int) -> str:
     return (
-        f"{need.kind} {need.what} comes from its origin, as there is no room for another {size(amount)} in "
+        f"{need.kind} {need.what} comes from its origin, as there is no space for another {size(amount)} in "
         f"{DATA_DIR}/store"
     )
 
 
-def _room(host: Host, images: Sequence[ImageStep], models: Sequence[ModelStep]) -> dict[str, float]:
+def _free_bytes(host: Host, images: Sequence[ImageStep], models: Sequence[ModelStep]) -> dict[str, float]:
     """Return the bytes that the content store may take, for images and for models.
 
     A model's files are the cache's own where both are on one file system.
@@ -317,10 +317,12 @@ def offer_of(step: ImageStep | ModelStep) -> dict[str, Any]:
     return {"model": given}
 
 
-def estimate(amount: int, members: Sequence[TransferMember], fetched: bool) -> tuple[float | None, str]:
+def estimate_seconds(
+    amount: int, members: Sequence[TransferMember], fetched: bool
+) -> tuple[float | None, str]:
     """Return how long a transfer takes, and the rate that decides; nothing where no rate is known.
 
-    fetched: it comes over the seed's way out first, while the others get it already.
+    fetched: it comes over the seed's uplink first, while the others already get it.
     """
     rates: dict[str, float] = {}
     for number, member in enumerate(members):
@@ -339,9 +341,9 @@ def estimate(amount: int, members: Sequence[TransferMember], fetched: bool) -> t
 
 @dataclass(frozen=True)
 class HostTransfer:
-    """A host's part of a transfer. seeds: it is the one from which the others get it. seed: that host.
+    """A host's part of a transfer. seeds: the others get it from this host. seed: the host from which they get it.
 
-    of_build: it is of an image that a host has built. repository: the local repository that it brings here.
+    of_build: it is of an image that a host has built. repository: the local repository that it copies here.
     """
 
     name: str
@@ -352,12 +354,12 @@ class HostTransfer:
     repository: Mapping[str, str] | None = None
 
 
-def by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
-    """Return what each host has to do."""
+def transfers_by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
+    """Return the transfers in which each host takes part."""
     found: dict[str, list[HostTransfer]] = {}
     for item in transfers:
         seed = item.seed.host.name
-        why = f"{plural(len(item.receivers) + bool(item.origin), 'host')} lack it"
+        why = f"{plural(len(item.receivers) + bool(item.origin), 'host')} need it"
         fetches = "builds it" if item.kind == BUILD else f"fetches {size(item.bytes)} from {item.origin}"
         first = f"{seed} {fetches}" if item.origin else f"{seed} has it"
         after = f"{first}, and {plural(len(item.receivers), 'host')} get it there and from each other"
@@ -375,13 +377,13 @@ def by_host(transfers: Iterable[Transfer]) -> dict[str, list[HostTransfer]]:
 _Step = TypeVar("_Step", ImageStep, ModelStep)
 
 
-def offer(step: _Step, offered: Collection[str]) -> _Step:
+def mark_offered(step: _Step, offered: Collection[str]) -> _Step:
     """Return a step marked as one whose result other hosts get; offered: names."""
     return replace(step, offered=True) if offered and name_of(step) in offered else step
 
 
 def name_of(step: ImageStep | ModelStep) -> str:
-    """Return the name of what a step brings."""
+    """Return the name of what a step installs."""
     if isinstance(step, ImageStep):
         return build_name(step.ref) if step.build else image_name(step.digest)
     return model_name(step.repo, step.commit, step.files)

@@ -10,7 +10,7 @@ from ....module_utils.common.errors import Problem
 from ....module_utils.service.generations import Generation
 from ..desired.actions import has_image
 from ..desired.fleet import ANY, LOCAL, Host
-from ..instances.planned import Planned, RecordedInstance, Serving
+from ..instances.planned import PlannedInstance, RecordedInstance, Serving
 from ..observed.node_state import NodeState
 from ..placement.layout import Layout
 from .sources import HELD, DeploymentSource, StoredSelection
@@ -159,7 +159,7 @@ def rollback_resources(host: Host, instances: Iterable[Serving]) -> list[dict[st
         return []
     wanted = set()
     for item in instances:
-        head = item.generation_header if isinstance(item, Planned) else item.generation
+        head = item.generation_header if isinstance(item, PlannedInstance) else item.generation
         wanted |= {("image", head.image), *(("weights", _weights(*pair)) for pair in head.weights)}
     found: dict[tuple[str, str], list[str]] = {}
     for history in host.state.generations:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ....module_utils.service.generations import Generation, History
 from ..desired.actions import Action
 from ..desired.fleet import Host
-from ..instances.planned import Planned, compose_generation
+from ..instances.planned import PlannedInstance, compose_generation
 from .diff import describe_changes
 from .sources import HELD, INVENTORY, DeploymentSource, SourceSelection, histories_of, running_numbers
 from .toolkit import ToolkitChange, toolkit_change
@@ -30,7 +30,7 @@ class ComposedHost:
 
     host: Host
     modes: str
-    instances: Mapping[str, Sequence[Planned]] = field(default_factory=dict)
+    instances: Mapping[str, Sequence[PlannedInstance]] = field(default_factory=dict)
     undetermined: frozenset[str] | None = frozenset()
 
 

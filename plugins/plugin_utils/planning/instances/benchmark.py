@@ -11,7 +11,7 @@ from typing import Any
 from ....module_utils.common.errors import FleetError, Problem
 from ....module_utils.engines.mounts import BENCH_MOUNT, BENCH_RESULT, snapshot_dir
 from ....module_utils.service.endpoint import listen_address, local_address
-from ...knowledge.bench_clients.bench_args import BenchCommand, bench_args, reserved
+from ...knowledge.bench_clients.bench_args import BenchCommand, bench_args, reserved_findings
 from ...knowledge.bench_clients.bench_clients import unknown_arguments
 from ...knowledge.catalog.load import Knowledge
 from ...knowledge.vllm.flag_values import Value
@@ -29,7 +29,7 @@ NEEDED = ("name", "model", "served_model", "vllm", "port", "argv")
 def unknown_benchmark_arguments(
     knowledge: Knowledge, variables: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Problem]:
-    """Yield the benchmark arguments in hosts' variables that no release's client has: the plan then fails, not the run.
+    """Yield the benchmark arguments in hosts' variables that no release's client has: the plan fails, not the run.
 
     Variables that are templates are not evaluated here; the run checks them.
     """
@@ -67,7 +67,7 @@ def bench_command(
     value; false and null omit it.
     """
     made = compose_command(knowledge, kind, instance, arguments)
-    wrong = [*reserved(knowledge.bench_book, kind, _given(arguments))]
+    wrong = [*reserved_findings(knowledge.bench_book, kind, _given(arguments))]
     wrong += [item for item in made.findings if item.is_error]
     if wrong:
         raise FleetError(Problem(("args", item.subject), f"{item.what}.", item.fix) for item in wrong)
@@ -77,9 +77,9 @@ def bench_command(
 def compose_command(
     knowledge: Knowledge, kind: str, instance: Mapping[str, Any], arguments: Mapping[str, Value]
 ) -> BenchCommand:
-    """Return the same with what the release cannot express among its findings; with an error it must not be run.
+    """Return the benchmark, with findings for what the release cannot express; with an error it must not be run.
 
-    Raise FleetError for an instance that lacks a key, an unknown kind, and a vLLM that is older than the catalogue.
+    Raise FleetError for an instance without a required key, an unknown kind, and a vLLM older than the catalogue.
     """
     where = f"targets[{instance.get('name') or '?'}]"
     missing = [key for key in NEEDED if not instance.get(key)]

@@ -23,7 +23,7 @@ def warm_start_variables(tuned: TunedSettings) -> tuple[Reason, ...]:
         )
     ]
     if tuned.startup_plan:
-        reason = "the memory that the last start of the same command measured is not measured again"
+        reason = "memory that was measured when the same command last started is not measured again"
         found.append(Reason(STARTUP_PLAN, "1", reason, VLLM_STARTUP_PLAN))
     return tuple(found)
 

@@ -14,7 +14,7 @@ MAIN_METRIC: Mapping[str, str] = {
 }
 """The metric of a kind of benchmark by which runs are compared."""
 RATE_METRIC = "median_tpot_ms"
-"""The same of requests that arrive at a rate: their throughput is the rate, whatever the server."""
+"""The same for requests that arrive at a rate: their throughput is the rate, whatever the server."""
 
 # The flags of all releases' clients (catalog/vllm/bench_settings.yml).
 _INPUT, _OUTPUT = ("--random-input-len", "--input-len"), ("--random-output-len", "--output-len")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a deployment and a host's GPUs to an instance: command, environment, container, with reasons."""
+"""Compose an instance from a deployment and a host's GPUs: command, environment, container, with reasons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..feasibility.feasibility import Feasibility
 from ..pins.lockfile import ImagePin, ModelPin
 from ..placement.network import VERBS as RDMA
 from ..placement.slots import Slot
-from ..tuning.companion_models import repositories
+from ..tuning.companion_models import required_repositories
 from ..tuning.parallel import Argument, group_args, parallel_args, ray_env
 from ..tuning.tune import TunedSettings
 from .cache_key import cache_key, warm_start_variables
@@ -33,8 +33,8 @@ from .capabilities import capabilities
 from .load_strategy import load_args
 
 LEAVING = 30
-"""Seconds beside those for running requests, before Docker kills it: 8 for load balancers to leave (the supervisor's
-Times.leave), 20 for vLLM to go when its last request has ended or its time is over."""
+"""Seconds in addition to those for running requests, before Docker kills it: 8 for load balancers to leave (the
+supervisor's Times.leave), 20 for vLLM to exit when its last request has ended or its time is over."""
 CONTAINERS = "rocm-containers"
 GUARD = "instinct_guard.Guard"
 """The middleware that closes what vLLM leaves open without a key, and with which load balancers leave in time."""
@@ -66,22 +66,22 @@ class Instance:
 
     @property
     def deployment(self) -> Deployment:
-        """What it is an instance of."""
+        """Return the deployment of which it is an instance."""
         return self.slot.deployment
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What vLLM would do all the same, and probably not as meant."""
+        """Return what vLLM would accept although it is probably not meant."""
         return (*self.tuned.warnings, *self.verdict.warnings)
 
     @property
     def hints(self) -> tuple[Advice, ...]:
-        """What documents say of such a deployment."""
+        """Return what documents say of such a deployment."""
         return (*self.tuned.advice, *self.verdict.quotes)
 
     @property
     def not_taken(self) -> tuple[Reason, ...]:
-        """What documents start containers with, and this one does without."""
+        """Return the options with which documents start containers and that this one does not need."""
         runtime = self.slot.deployment.runtime
         found = []
         if not runtime.privileged:
@@ -96,22 +96,22 @@ class Instance:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Device files that the container gets: the driver's one, a render node per GPU, and those of RDMA."""
+        """Return the device files of the container: the driver's, a render node per GPU, and those of RDMA."""
         network = self.slot.network.devices if self.slot.network else ()
         return ("/dev/kfd", *(f"/dev/dri/{gpu.render_node}" for gpu in self.slot.gpus), *network)
 
     @property
     def headless(self) -> bool:
-        """It works for another server of its group, and answers no requests."""
+        """Return whether it works for another server of its group, and answers no requests."""
         return self.slot.rank is not None and self.slot.rank.headless
 
     @property
     def probe_host(self) -> str:
-        """The address at which the node itself reaches the server."""
+        """Return the address at which the node itself reaches the server."""
         return local_address(self.listen)
 
     def to_json(self, spec_hash: str) -> dict[str, Any]:
-        """INSTANCE of the plan, but for its host."""
+        """Return the plan's INSTANCE without its host."""
         deployment, slot, rank, fit = self.deployment, self.slot, self.slot.rank, self.verdict.fit
         return {
             "name": self.name,
@@ -256,7 +256,7 @@ def _own_args(slot: Slot, listen: str, commit: str) -> tuple[Argument, ...]:
         key = deployment_key(deployment, "listen")
         reason = "the address to listen at"
         if not deployment.listen:
-            reason = "nothing beyond the host has to reach it"
+            reason = "nothing outside the host needs to reach it"
             if listen != LOOPBACK:
                 reason = (
                     "the host's own address, where the load balancer of another host reaches it, and no other"
@@ -275,16 +275,16 @@ def _guard_args(slot: Slot, tuned: TunedSettings) -> tuple[Argument, ...]:
 
 
 def _stop_args(deployment: Deployment, tuned: TunedSettings) -> tuple[Argument, ...]:
-    """Without it vLLM ends at once when it is asked to stop, and running streams never get their end."""
+    """Return the flags without which vLLM exits as soon as it is asked to stop, and cuts running streams off."""
     if "--shutdown-timeout" in tuned.args or not tuned.table.get("shutdown_timeout"):
         return ()
     seconds = max(1, deployment.runtime.stop_timeout - LEAVING)
-    reason = "running requests may end when it is stopped; Docker waits longer, runtime.stop_timeout"
+    reason = "running requests can finish when it is stopped; Docker waits longer, runtime.stop_timeout"
     return (Argument("shutdown_timeout", seconds, reason, VLLM_CLI),)
 
 
 def stop_seconds(instance: Instance) -> int:
-    """How long Docker waits for it to stop: longer than vLLM waits for running requests."""
+    """Return how long Docker waits for it to stop: longer than vLLM waits for running requests."""
     shutdown = instance.tuned.args.get("--shutdown-timeout")
     own = shutdown + LEAVING if isinstance(shutdown, int) else 0
     return max(instance.deployment.runtime.stop_timeout, own)
@@ -346,7 +346,7 @@ def _key_reason(deployment: Deployment, mark: str) -> tuple[Reason, ...]:
 
 
 def _secret_reasons(deployment: Deployment, mark: str) -> tuple[Reason, ...]:
-    reason = "its value is only in a file of root's on the node, and in the engine's environment"
+    reason = "its value is only in a file on the node that root alone reads, and in the engine's environment"
     return tuple(
         Reason(name, f"of the secrets {mark}", reason, deployment_key(deployment, "secrets", name))
         for name, _value in deployment.secrets
@@ -354,10 +354,10 @@ def _secret_reasons(deployment: Deployment, mark: str) -> tuple[Reason, ...]:
 
 
 def lib_bind() -> str:
-    """The mount of the program around vLLM, in Docker's form.
+    """Return the mount of the program around vLLM, in Docker's form.
 
-    Its directory is named by its hash: another program is another specification, and a container goes on with the
-    one that it was made with.
+    Its directory is named by its hash: another program is another specification, and a container keeps the program
+    with which it was created.
     """
     return f"{lib_dir(bundle('supervisor').version)}:{LIB_MOUNT}:ro"
 
@@ -374,7 +374,7 @@ def _binds(deployment: Deployment, name: str, hub_dir: str, key: bool) -> tuple[
         binds.append(f"{secrets_dir(deployment.name)}:{SECRETS_MOUNT}:ro")
     if deployment.local_model:
         binds.append(f"{deployment.model}:{deployment.model}:ro")
-    if repositories(deployment):
+    if required_repositories(deployment):
         binds.append(f"{hub_dir}:{HF_MOUNT}:ro")
     return (*binds, *deployment.runtime.extra_mounts)
 
@@ -394,7 +394,7 @@ def _container_reasons(slot: Slot, group_ids: Sequence[int]) -> tuple[Reason, ..
         ),
     ]
     if slot.cpus:
-        reason = "the CPUs of the NUMA node that its GPUs are on: transfers do not cross sockets"
+        reason = "the CPUs of its GPUs' NUMA node: transfers do not cross sockets"
         found.append(Reason("cpuset", slot.cpus, reason, deployment_key(deployment, "runtime", "numa")))
     if group_ids:
         found.append(
@@ -431,10 +431,10 @@ def _container_reasons(slot: Slot, group_ids: Sequence[int]) -> tuple[Reason, ..
 
 
 def supervise_args(slot: Slot) -> tuple[tuple[str, ...], ...]:
-    """Options of the program around vLLM (programs/supervisor/main.py), a line of serve.sh each.
+    """Return the options of the program around vLLM (programs/supervisor/main.py), a line of serve.sh each.
 
-    GPUs are waited for until they are clean where they are the instance's alone. The driver counts memory in
-    use per physical GPU: where that is partitioned or shared, others use it rightly.
+    It waits until GPUs are clean if the instance has them to itself. The driver counts memory in use per physical
+    GPU: where that is partitioned or shared, others may use it.
     """
     alone = slot.share == 1 and all(gpu.whole for gpu in slot.gpus)
     limit = slot.deployment.runtime.hang_timeout
@@ -447,7 +447,7 @@ _POLICIES = {"unless-stopped": "always", "on-failure": "on-failure:3", "no": "no
 
 
 def container(instance: Instance) -> dict[str, Any]:
-    """The Docker Engine API's create body, but for the label that holds the artefact's hash."""
+    """Return the body of the Docker Engine API's create call, without the label that holds the artefact's hash."""
     deployment, runtime = instance.deployment, instance.deployment.runtime
     added, dropped = capabilities(runtime.cap_add, instance.slot.ports)
     host: dict[str, Any] = {
@@ -473,7 +473,7 @@ def container(instance: Instance) -> dict[str, Any]:
         host["Memory"] = runtime.memory
     if instance.slot.cpus:
         # Not CpusetMems: memory is taken from the CPU's own node first anyway, and may come from the other one
-        # before the kernel kills for lack of it.
+        # before the kernel kills a process when memory runs out.
         host["CpusetCpus"] = instance.slot.cpus
     if runtime.privileged:
         host["Privileged"] = True
@@ -491,7 +491,7 @@ def container(instance: Instance) -> dict[str, Any]:
 
 
 def server(instance: Instance, files: Mapping[str, str], spec_hash: str) -> dict[str, Any]:
-    """SERVER of the plan: what the module vllm_server converges."""
+    """Return SERVER of the plan: what the module vllm_server converges."""
     claim = instance.verdict.attention
     runtime = instance.deployment.runtime
     secrets = {"secrets": instance.secrets_mark} if instance.secrets_mark else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build instances. What is equal, as on hosts of one kind, is decided, composed and rendered once."""
+"""Build instances. What is equal on several hosts is decided, composed and rendered once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ..tuning.companion_models import (
     ModelRepository,
     draft_of,
     drafts_for_itself,
-    repositories,
+    required_repositories,
     unmounted_paths,
     unnamed_repositories,
 )
@@ -41,8 +41,8 @@ from ..tuning.shared_memory import shared_memory
 from ..tuning.tune import TargetGpu, TunedSettings, tune
 from .compose import Pins, Surroundings, compose
 from .load_strategy import weights_file_system
-from .measured_starts import StartRecord, measured, recorded_starts, start_key
-from .planned import Planned
+from .measured_starts import StartRecord, measured_start, recorded_starts, start_key
+from .planned import PlannedInstance
 from .render import Render
 from .secret_variables import secrets_mark
 
@@ -93,8 +93,8 @@ class InstanceFactory:
         self.models = models
         self.key = key
         self.toolkit = toolkit
-        self._made: dict[tuple[Any, ...], Planned] = {}
-        self._alike: dict[tuple[Any, ...], tuple[Planned, ...]] = {}
+        self._made: dict[tuple[Any, ...], PlannedInstance] = {}
+        self._alike: dict[tuple[Any, ...], tuple[PlannedInstance, ...]] = {}
         self._by_layout: dict[tuple[Any, ...], tuple[Layout, tuple[DecidedSlot, ...]]] = {}
         self._slots: dict[Slot, Slot] = {}
         self._decided: dict[tuple[Any, ...], DeploymentDecision] = {}
@@ -134,14 +134,14 @@ class InstanceFactory:
 
     def instances(
         self, host: Host, layout: Layout, catalog: GpuCatalog
-    ) -> tuple[tuple[Planned, ...], tuple[Problem, ...]]:
+    ) -> tuple[tuple[PlannedInstance, ...], tuple[Problem, ...]]:
         """Return the host's instances, and the problems of their deployments."""
         decided = self._decided_slots(host, layout, catalog)
         node = self._node(host)
         key = id(decided), node
         if key in self._alike:
             return self._alike[key], ()
-        found: list[Planned] = []
+        found: list[PlannedInstance] = []
         problems: dict[Problem, None] = {}
         for slot, decision in decided:
             if decision is None:
@@ -192,7 +192,7 @@ class InstanceFactory:
         """Return the commits that an instance loads, as far as they are pinned."""
         pins = (
             (item.repo, self.lock.model(endpoint, item.repo, item.revision))
-            for item in repositories(deployment)
+            for item in required_repositories(deployment)
         )
         return tuple(dict.fromkeys((repo, pin.commit) for repo, pin in pins if pin))
 
@@ -249,13 +249,13 @@ class InstanceFactory:
             machine,
             tuned,
         )
-        seen = measured(self._starts, key, tuned.args.get("--block-size"))
+        seen = measured_start(self._starts, key, tuned.args.get("--block-size"))
         draft = self._draft(deployment, endpoint)
         model = KnownModel(facts, config, origin, files, draft, near, seen)
         verdict = check_feasibility(deployment, machine, software, tuned, model, self.knowledge)
         more = (*unmounted_paths(deployment), *shared_memory(deployment, self.knowledge.recipes))
         verdict = replace(verdict, start_key=key, warnings=(*verdict.warnings, *more))
-        wrong = (*tuned.problems, *parallel.problems(deployment, tuned.table), *verdict.problems)
+        wrong = (*tuned.problems, *parallel.parallel_problems(deployment, tuned.table), *verdict.problems)
         wrong += (*unnamed_repositories(deployment), *wrong_dockerfile(deployment, self.knowledge.forks))
         stops, doubts = start_refusals(deployment, tuned, config, self.knowledge)
         wrong, verdict = (*wrong, *stops), replace(verdict, warnings=(*verdict.warnings, *doubts))
@@ -273,7 +273,7 @@ class InstanceFactory:
             config = named_model(self.knowledge.models, draft.repo).config
         return Draft(draft.repo, config, pin.files if pin else None, tp)
 
-    def _make(self, slot: Slot, node: Node, tuned: TunedSettings, verdict: Feasibility) -> Planned:
+    def _make(self, slot: Slot, node: Node, tuned: TunedSettings, verdict: Feasibility) -> PlannedInstance:
         deployment = slot.deployment
         endpoint, cache_dir, group_ids, file_system, own = node
         listen, name = next(rest for one, *rest in own if one == deployment.name)
@@ -289,11 +289,11 @@ class InstanceFactory:
             files = self.render(instance)
             weights = self._weights(deployment, endpoint)
             given = self._definition(deployment, around) if self.toolkit else ""
-            self._made[key] = Planned(instance, files, spec_hash(files), weights, self.toolkit, given)
+            self._made[key] = PlannedInstance(instance, files, spec_hash(files), weights, self.toolkit, given)
         return self._made[key]
 
     def _definition(self, deployment: Deployment, node: Surroundings) -> str:
-        """Return a hash of what an instance has from the inventory and its host; pins are recorded by themselves."""
+        """Return a hash of what an instance gets from the inventory and its host; pins are recorded separately."""
         model = self.models.get(deployment.model_config)
         config = canonical(dict(model.config)) if model else ""
         return text_hash(canonical([deployment.definition, config, astuple(node)]))[:16]

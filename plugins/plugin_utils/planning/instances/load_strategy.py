@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide how weights are read, by the file system on which they lie."""
+"""Decide how weights are read, by the file system that holds them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ def load_args(deployment: Deployment, tuned: TunedSettings, file_system: str) ->
     ):
         return ()
     flag, _negated = found
-    if flag.default == "lazy":  # 0.10.2 to 0.18 know no prefetch
-        reason = f"weights lie on {file_system}: whole files are read in one go, as mapped pages would come one by one"
+    if flag.default == "lazy":  # 0.10.2 to 0.18 have no prefetch
+        reason = (
+            f"weights are on {file_system}: whole files are read, as mapped pages would be fetched one by one"
+        )
         return (Argument(STRATEGY, "eager", reason, VLLM_LOADER),)
     if file_system in PREFETCHED:
         return ()
-    reason = f"weights lie on {file_system}, which vLLM does not know as a network file system: they are read ahead"
+    reason = f"weights are on {file_system}, which vLLM does not know as a network file system: they are read ahead"
     return (Argument(STRATEGY, "prefetch", reason, VLLM_LOADER),)

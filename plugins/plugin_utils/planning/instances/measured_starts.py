@@ -64,8 +64,8 @@ def recorded_starts(hosts: Iterable[Host]) -> dict[str, StartRecord]:
     return found
 
 
-def measured(starts: Mapping[str, StartRecord], key: str, block_size: object) -> MeasuredStart | None:
-    """Return what was measured at a start with this key; None if there was none, or its log does not tell."""
+def measured_start(starts: Mapping[str, StartRecord], key: str, block_size: object) -> MeasuredStart | None:
+    """Return what was measured at a start with this key; None if there was none, or its log does not say."""
     record = starts.get(key)
     if record is None:
         return None

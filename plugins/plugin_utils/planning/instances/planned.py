@@ -18,7 +18,7 @@ from .compose import Instance, server
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedInstance:
     """An instance with its rendered files.
 
     weights: (repository, commit) of everything that it loads. toolkit: the release that composed it. definition: a hash
@@ -169,7 +169,7 @@ class RecordedInstance:
         return {}
 
 
-Serving = Union[Planned, RecordedInstance]
+Serving = Union[PlannedInstance, RecordedInstance]
 
 
 def recorded_instance(generation: Generation, name: str) -> RecordedInstance:
@@ -187,7 +187,7 @@ def running_member(state: NodeState, running: ObservedInstance) -> RecordedInsta
     return None
 
 
-def compose_generation(deployment: str, instances: Sequence[Planned], modes: str) -> Generation:
+def compose_generation(deployment: str, instances: Sequence[PlannedInstance], modes: str) -> Generation:
     """Return the generation of these instances of a deployment on a host; its number is 0."""
     if not instances:
         return Generation(deployment, 0)

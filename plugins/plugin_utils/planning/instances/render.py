@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Render an instance's files. Control node only: it needs Jinja, which nodes may lack."""
+"""Render an instance's files. Control node only: it needs Jinja, which nodes may not have."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _environment(finalize: Callable[[Any], Any] | None = None) -> Any:
 def template_renderer(template: str) -> Callable[[Mapping[str, Any]], str]:
     """Return a function that renders haproxy.cfg from this template's text.
 
-    It raises FleetError for a value with a control character, by which a line would end and another one begin.
+    It raises FleetError for a value with a control character, which could end a line and begin another.
     """
     environment = _environment(finalize=_of_one_line)
     environment.filters["json"] = canonical

@@ -18,7 +18,7 @@ from ..desired.deployment import Deployment
 def secrets_mark(deployment: Deployment, key: InstanceKey) -> str:
     """Return the fingerprint of a deployment's secrets; "" if it has none.
 
-    It stands in plans and records. The instances' key is part of it, so that nobody without that key can try values
+    It is in plans and records. The instances' key is part of it, so that nobody without that key can try values
     against it; where there is none, scrypt makes each trial expensive.
     """
     if not deployment.secrets:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find variables that two groups of the same rank give a host with different values: Ansible takes one by its name."""
+"""Find variables that two groups of one rank set differently for a host: Ansible then goes by the groups' names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIX = (
     "Ansible reads in the inventory's file only."
 )
 Table = Mapping[str, Mapping[str, "GroupValue"]]
-"""By variable, what each group sets it to."""
+"""The value that each group sets, by variable."""
 
 
 Layer = tuple[tuple[int, int], Mapping[str, Any], Callable[[str], str]]
@@ -61,12 +61,12 @@ class GroupValue:
 
 
 def winner(values: Iterable[GroupValue]) -> GroupValue:
-    """Return the value that Ansible takes."""
+    """Return the value that Ansible uses."""
     return max(values, key=lambda item: item.order)
 
 
 def conflict(values: Sequence[GroupValue]) -> tuple[GroupValue, GroupValue] | None:
-    """Return the value that Ansible takes and another that has the same claim; None if nothing else has."""
+    """Return the value that Ansible uses and another of equal precedence; None if there is none."""
     taken = winner(values)
     for item in values:
         same = (item.depth, item.priority) == (taken.depth, taken.priority)
@@ -78,7 +78,7 @@ def conflict(values: Sequence[GroupValue]) -> tuple[GroupValue, GroupValue] | No
 def group_conflicts(
     hosts: Iterable[InventoryHost], files: VariableFiles, known: Collection[str]
 ) -> Iterator[Problem]:
-    """Yield the known variables that two groups give hosts with the same claim, unless a host sets its own."""
+    """Yield the known variables that two groups set with equal precedence, unless a host sets its own."""
     members = {host.name: (host, host.get_groups()) for host in hosts}
     groups = {group.name: group for _host, own in members.values() for group in own}
     table = {
@@ -97,14 +97,14 @@ def group_conflicts(
                 affected.setdefault((variable, taken.group, other.group), []).append(name)
     for place, (taken, other) in pairs.items():
         what = (
-            f"the groups {taken.group} ({taken.place}) and {other.group} ({other.place}) set it differently, and none "
-            f"of them is inside the other. Ansible takes that of {taken.group}."
+            f"the groups {taken.group} ({taken.place}) and {other.group} ({other.place}) set it differently; neither "
+            f"contains the other. Ansible uses the value of {taken.group}."
         )
         yield Problem((place[0],), what, FIX, tuple(affected[place]))
 
 
 def conflicts_of(table: Table, groups: Collection[str]) -> dict[str, tuple[GroupValue, GroupValue]]:
-    """Return the variables that these groups of a host contradict each other in, with the values."""
+    """Return the variables that these groups of a host set differently, with the values."""
     found = {}
     for variable, by_group in table.items():
         values = [by_group[name] for name in groups if name in by_group]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The groups of an inventory that the toolkit acts on, and the variables that say how hosts are reached.
 
-It imports none of the planner, so that the first play begins before that is loaded.
+It imports nothing of the planner, so that the first play begins before the planner is loaded.
 """
 
 from __future__ import annotations

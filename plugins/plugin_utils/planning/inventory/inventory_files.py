@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the inventory's files before Ansible loads them: it reports errors in them without a line, or goes on."""
+"""Check the inventory's files before Ansible loads them: it reports errors in them without a line, or continues."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def source_problems(sources: Iterable[str], refused: Iterable[str]) -> list[Prob
         else:
             beside = [item.name for item in _entries(path.parent)]
             near = suggest(path.name, beside) if beside else ADVICE
-            problems.append(Problem((), f"-i {shown(path)}: does not exist.", near))
+            problems.append(Problem((), f"-i {path_text(path)}: does not exist.", near))
     for source in refused:
         if os.path.isfile(source):
             fix = "Ansible's warnings above say why; hosts of this file are missing from the run."
-            problems.append(Problem((), f"{shown(Path(source))}: cannot be read as an inventory.", fix))
+            problems.append(Problem((), f"{path_text(Path(source))}: cannot be read as an inventory.", fix))
     return problems
 
 
 def yaml_problems(sources: Sequence[str], playbook_dir: str) -> list[Problem]:
-    """Return the YAML errors of the inventory's files, and of the variables beside them and beside the playbook."""
+    """Return the YAML errors of the inventory's files, and of the variables next to them and next to the playbook."""
     paths = {path: None for source in sources for path in _yaml_files(Path(source))}
     paths |= {path: None for place in _places(sources, playbook_dir) for path in _variable_files(place)}
     return [problem for path in paths for problem in _yaml_error(path)]
@@ -56,12 +56,12 @@ def variable_files(sources: Sequence[str], playbook_dir: str, kind: str) -> dict
     for directory in _places(sources, playbook_dir):
         for path in _entries(directory / kind):
             if path.suffix in SUFFIXES[1:] or path.is_dir() or not path.suffix:
-                found[path.name.removesuffix(path.suffix) if path.is_file() else path.name] = shown(path)
+                found[path.name.removesuffix(path.suffix) if path.is_file() else path.name] = path_text(path)
     return found
 
 
-def shown(path: Path) -> str:
-    """Return a path as an operator would write it here."""
+def path_text(path: Path) -> str:
+    """Return a path as an operator would write it in the current directory."""
     near = os.path.relpath(path)
     return str(path) if near.startswith("..") else near
 
@@ -72,7 +72,7 @@ def _yaml_files(source: Path) -> Iterator[Path]:
 
 
 def _places(sources: Sequence[str], playbook_dir: str) -> dict[Path, None]:
-    """Return the directories beside whose files Ansible reads group_vars and host_vars."""
+    """Return the directories in which Ansible looks for group_vars and host_vars."""
     return dict.fromkeys([*(directory_of(Path(source)) for source in sources), Path(playbook_dir)])
 
 
@@ -93,10 +93,10 @@ def _yaml_error(path: Path) -> Iterator[Problem]:
             for document in yaml.compose_all(data, Loader=LOADER):
                 yield from _duplicates(path, document)
     except OSError as error:
-        yield Problem((), f"{shown(path)}: cannot be read: {error.strerror}.")
+        yield Problem((), f"{path_text(path)}: cannot be read: {error.strerror}.")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"{shown(path)}:{mark.line + 1}:{mark.column + 1}" if mark else shown(path)
+        place = f"{path_text(path)}:{mark.line + 1}:{mark.column + 1}" if mark else path_text(path)
         reason = str(getattr(error, "problem", "") or error)
         fix = "Look at the indentation, colons and quotes of this line and of the one above."
         if r"'\t'" in reason or _begins_with_tab(data, mark):
@@ -111,7 +111,7 @@ def _duplicates(path: Path, node: yaml.Node | None) -> Iterator[Problem]:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, line) != line:
-                what = f"{shown(path)}:{line}: {key.value} is also set in line {first[key.value]}."
+                what = f"{path_text(path)}:{line}: {key.value} is also set in line {first[key.value]}."
                 yield Problem((), what, "Keep one of them; only the last one would count.")
             yield from _duplicates(path, value)
     elif isinstance(node, yaml.SequenceNode):

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from ansible.inventory.manager import IGNORED
 
 from ....module_utils.common.errors import Problem
-from .inventory_files import shown
+from .inventory_files import path_text
 
 SURE, MAYBE = "sure", "maybe"
 _SUFFIX = r"(\.(ya?ml|json|ini|toml))"
@@ -28,7 +28,7 @@ _MAYBE = re.compile(
 )
 
 
-def leftover(path: PurePath) -> str:
+def leftover_likelihood(path: PurePath) -> str:
     """Return whether a file looks left behind, by its name or a directory's: SURE, MAYBE, or "".
 
     MAYBE: it may be a name with another meaning, such as backup.yml.
@@ -38,20 +38,20 @@ def leftover(path: PurePath) -> str:
     return MAYBE if any(_MAYBE.fullmatch(part) for part in path.parts) else ""
 
 
-def left_sources(
+def leftover_problems(
     sources: Iterable[str], defined: Callable[[str], Collection[str]], known: Collection[str]
 ) -> Iterator[Problem]:
     """Yield the files of an inventory's directories that look left behind and that Ansible reads.
 
-    defined: what a source defines, groups and hosts. known: names of which one has to be among them if a file may have
-    its name for another reason.
+    defined: the groups and hosts that a source defines. known: if a file may have its name for another reason, it is
+    reported only if it defines one of these.
     """
     for source in dict.fromkeys(sources):
         for path in _read_files(source) if os.path.isdir(source) else ():
-            sure = leftover(path.relative_to(source))
+            sure = leftover_likelihood(path.relative_to(source))
             names = sorted(defined(str(path))) if sure else []
             if names and (sure == SURE or not set(names).isdisjoint(known)):
-                what = f"{shown(path)}: looks left behind, but Ansible reads it: it defines {', '.join(names[:8])}"
+                what = f"{path_text(path)}: looks left behind, but Ansible reads it. It defines {', '.join(names[:8])}"
                 what += f" and {len(names) - 8} more." if len(names) > 8 else "."
                 yield Problem((), what, "Remove it, or move it out of the inventory's directory.")
 

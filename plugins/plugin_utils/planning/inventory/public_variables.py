@@ -11,7 +11,7 @@ from typing import Any
 
 from ...base.checker import Checker
 from ...knowledge.catalog.files import read_yaml
-from .text_forms import converted
+from .text_forms import convert_value
 
 ROLES = Path(__file__).resolve().parents[4] / "roles"
 
@@ -53,10 +53,10 @@ def public_variables() -> Mapping[str, PublicVariable]:
     return {variable.name: variable for variables in found for variable in variables}
 
 
-def typed(name: str, value: Any) -> Any:
-    """Return the value of a variable with a text converted to the declared type; of others the value itself."""
+def typed_value(name: str, value: Any) -> Any:
+    """Return a variable's value, a text converted to the declared type."""
     variable = public_variables().get(name)
-    return converted(value, variable.type, variable.elements) if variable else value
+    return convert_value(value, variable.type, variable.elements) if variable else value
 
 
 class HostVariables:
@@ -72,7 +72,7 @@ class HostVariables:
     def __getitem__(self, name: str) -> Any:
         """Return the unchecked value, of the declared type where it has such a form."""
         given = self._given.get(name)
-        return self._default(name) if given is None else typed(name, given)
+        return self._default(name) if given is None else typed_value(name, given)
 
     def boolean(self, name: str) -> bool:
         """Return the value of a boolean."""

@@ -11,7 +11,7 @@ from typing import Any
 from ....module_utils.common.errors import Problem, natural, suggest
 from .groups import BALANCERS
 from .public_variables import PublicVariable
-from .text_forms import converted
+from .text_forms import convert_value
 
 MIN_SIMILARITY = 0.75
 """Minimum ratio of equal letters in similar names of groups and hosts; a judgement: loadbalancers, instincts."""
@@ -24,8 +24,8 @@ def group_problems(
 ) -> list[Problem]:
     """Return the problems of the inventory's groups.
 
-    required: groups of which one needs a host. known: all groups that have a meaning; one of them that is missing while
-    another has almost its name is misspelled.
+    required: groups, one of which needs a host. known: all groups that have a meaning; if one of them is missing and
+    another has almost its name, the name is misspelled.
     """
     problems = []
     own = sorted(set(groups) - set(known) - {"all", "ungrouped"})
@@ -59,7 +59,7 @@ def file_problems(kind: str, files: Mapping[str, str], names: Collection[str]) -
 
 
 def nearest_name(name: str, valid: Iterable[str]) -> str | None:
-    """Return the most similar valid name whose numbers are the same, as mi300x-02 is no slip for mi300x-03."""
+    """Return the most similar valid name whose numbers are the same, as mi300x-02 is not a typo of mi300x-03."""
     same = [item for item in valid if _numbers(item) == _numbers(name)]
     found = difflib.get_close_matches(_letters(name), [_letters(item) for item in same], 1, MIN_SIMILARITY)
     return next((item for item in same if found and _letters(item) == found[0]), None)
@@ -74,7 +74,7 @@ def _letters(name: str) -> str:
 
 
 def unlimited_problem() -> Problem:
-    """Return why a run that takes hosts apart is not for the whole inventory."""
+    """Return the problem of a run without --limit that takes hosts apart."""
     what = "this playbook takes hosts apart, and needs --limit to say which."
     fix = "Name the hosts that leave, with the load balancers, which drain them: --limit mi300x-01,lb-01."
     return Problem(("--limit",), what, fix)
@@ -88,8 +88,8 @@ def leaving_problems(hosts: Iterable[str], balancers: Collection[str]) -> Iterat
     verb = "is" if len(here) == 1 else "are"
     what = f"--limit leaves no host to take apart: {', '.join(here)} {verb} in the group {BALANCERS}."
     fix = (
-        f"Name a host that is not. To take apart a load balancer, too: take it out of the group {BALANCERS}, but not "
-        "out of the inventory, run site.yml -e remove_load_balancer=true, and run this again."
+        f"Name a host that is not. To take a load balancer apart too: remove it from the group {BALANCERS}, but not "
+        "from the inventory, run site.yml -e remove_load_balancer=true, and run this again."
     )
     yield Problem((), what, fix)
 
@@ -111,10 +111,10 @@ def tag_problems(given: Iterable[str], known: Iterable[str]) -> list[Problem]:
 
 
 def start_problems(task: str | None) -> list[Problem]:
-    """Return the problem of --start-at-task, with which a run would act on hosts that it has not looked at."""
+    """Return the problem of --start-at-task, with which a run would act on hosts that it has not observed."""
     if not task:
         return []
-    what = "a run begins with looking at the hosts and planning; what follows acts on that."
+    what = "a run begins by observing the hosts and planning; the later tasks act on that plan."
     fix = "Leave it out: completed steps are not repeated. --tags and --limit make a run smaller."
     return [Problem((), f"--start-at-task {task}: {what}", fix)]
 
@@ -133,7 +133,7 @@ def _wrong_value(value: Any, variable: PublicVariable) -> str:
     if not isinstance(value, str) or "{{" in value:
         return ""
     if variable.type in FORMS:
-        heard = not isinstance(converted(value, variable.type), str)
+        heard = not isinstance(convert_value(value, variable.type), str)
         return "" if heard else f"must be {FORMS[variable.type]}."
     if variable.type == "dict" or variable.elements == "dict":
         what = "a map" if variable.type == "dict" else "a list of maps"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the tags of the toolkit's playbooks and roles, where alone they are written down."""
+"""List the tags of the toolkit's playbooks and roles, the only places that define them."""
 
 from __future__ import annotations
 

@@ -12,21 +12,21 @@ BOOLEANS: Mapping[str, bool] = {
     **dict.fromkeys(("true", "yes", "on", "y", "t", "1"), True),
     **dict.fromkeys(("false", "no", "off", "n", "f", "0"), False),
 }
-"""What Ansible takes for a boolean, in small letters."""
+"""What Ansible reads as a boolean, in lower case."""
 LONGEST = 30
 """The power of ten up to which a text such as 1e3 is a number: 1e999999 would fill the memory."""
 
 
-def converted(value: Any, kind: str, elements: str = "") -> Any:
-    """Return a value as one of a type of options. One that has no such form stays as it is, and is refused by its user.
+def convert_value(value: Any, kind: str, elements: str = "") -> Any:
+    """Return a value as one of a type of options. A value without such a form is kept, for the caller to refuse.
 
-    elements: the type of a list's items. A text is a list of what is between its commas.
+    elements: the type of a list's items. A text becomes a list of the items between its commas.
     """
     if kind == "list" and elements != "dict":
         items = value.split(",") if isinstance(value, str) else value
         if isinstance(items, list):
             stripped = [item.strip() for item in items] if isinstance(value, str) else items
-            return [converted(item, elements) for item in stripped]
+            return [convert_value(item, elements) for item in stripped]
     if kind == "bool" and isinstance(value, str):
         return BOOLEANS.get(value.strip().lower(), value)
     if kind == "bool" and value in (0, 1):
@@ -43,7 +43,7 @@ def _number(text: str, kind: str) -> int | float | str:
         if kind == "float":
             return text
     try:
-        number = Decimal(text)  # as Ansible: a float of 1e23 is another number
+        number = Decimal(text)  # as Ansible does: the float 1e23 is another number
     except InvalidOperation:
         return text
     if not number.is_finite() or number.adjusted() > LONGEST or number != int(number):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find unknown variables that resemble public ones, or were their names: they would silently have no effect. Pure."""
+"""Find unknown variables that resemble public ones, or were their names: they would have no effect, silently. Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MIN_SIMILARITY = 0.85
 MIN_WORDS = 3
 """Shorter names, such as vllm_image, are likely the operator's own."""
 MIN_SIMILARITY_CONNECTION = 0.9
-"""The same for Ansible's names of a connection. ansible_hostname, a fact, is none of ansible_host: 0.86."""
+"""The same for Ansible's connection variables. ansible_hostname, a fact, must not pass for ansible_host: 0.86."""
 MIN_SIMILARITY_EXTRA = 0.8
 """The same for names given with -e, which are mostly short names of this toolkit: rety, canray."""
 
 
 def unknown_variables(names: Iterable[str], known: Collection[str]) -> Mapping[str, str]:
-    """Return each unknown name that closely resembles a known one, or lacks one of its words, with that one.
+    """Return each unknown name that closely resembles a known one, or is one without one of its words, with that one.
 
     Former names count as known ones, and are returned as the present ones. Ansible's own names resemble none of ours,
     and a host has many of them.
@@ -38,13 +38,13 @@ def unknown_variables(names: Iterable[str], known: Collection[str]) -> Mapping[s
     found, valid = {}, [*known, *FORMER]
     for name in sorted({name for name in names if not name.startswith("ansible_")} - set(known)):
         near = difflib.get_close_matches(name, valid, n=1, cutoff=MIN_SIMILARITY)
-        near = near or [item for item in sorted(valid) if _lacks_a_word(name, item)]
+        near = near or [item for item in sorted(valid) if _is_without_a_word(name, item)]
         if near:
             found[name] = FORMER.get(near[0], near[0])
     return found
 
 
-def _lacks_a_word(name: str, known: str) -> bool:
+def _is_without_a_word(name: str, known: str) -> bool:
     """Return whether a name is a known one without one of its words, as hf_token_file is of hf_model_token_file."""
     words, all_words = name.split("_"), known.split("_")
     return len(words) >= MIN_WORDS and any(
@@ -53,7 +53,7 @@ def _lacks_a_word(name: str, known: str) -> bool:
 
 
 def unknown_connection_variables(names: Iterable[str], known: Collection[str]) -> Mapping[str, str]:
-    """Return each name of Ansible's form that is a slip for one of a connection, with that one: ansible_hots."""
+    """Return each name of Ansible's form that is a typo of a connection variable, with that one: ansible_hots."""
     found = {}
     for name in sorted({name for name in names if name.startswith("ansible_")} - set(known)):
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=MIN_SIMILARITY_CONNECTION)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the files of group_vars and host_vars as Ansible does, and find what it takes from none or two of them."""
+"""Read the files of group_vars and host_vars as Ansible does, and find what it does not read, or reads twice."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ansible.parsing.vault import AnsibleVaultError
 from ansible.utils.vars import combine_vars
 
 from ....module_utils.common.errors import Problem
-from .inventory_files import directory_of, shown
-from .leftovers import MAYBE, leftover
+from .inventory_files import directory_of, path_text
+from .leftovers import MAYBE, leftover_likelihood
 from .origins import origin_tag, place_of
 from .unknown_variables import FORMER
 
@@ -48,7 +48,7 @@ class VariableFile:
         """Return file:line of a variable."""
         key = next(key for key in self.values if key == name)
         tag = origin_tag(key, self.values[key])
-        return place_of(tag) if getattr(tag, "path", None) else shown(self.path)
+        return place_of(tag) if getattr(tag, "path", None) else path_text(self.path)
 
 
 class VariableFiles:
@@ -108,7 +108,7 @@ class VariableFiles:
 
     def _load(self, path: str) -> VariableFile:
         try:
-            # As Ansible's own plugin does, which then gets the same data: it is kept under the path alone.
+            # As Ansible's own plugin does, which then gets the same data: Ansible caches it by path alone.
             data = self._loader.load_from_file(path, cache="all", unsafe=True, trusted_as_template=True)
         except AnsibleError as error:
             return VariableFile(Path(path), {}, str(error.message), isinstance(error, AnsibleVaultError))
@@ -125,7 +125,7 @@ def former_names(files: Iterable[VariableFile]) -> Iterator[Problem]:
 
 
 def _may_have_former(path: Path) -> bool:
-    """Return whether a former name is somewhere in a file; to parse all of a thousand hosts takes longer."""
+    """Return whether a former name is somewhere in a file; parsing all files of a thousand hosts would take longer."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -146,12 +146,15 @@ def directory_problems(
     for file in files:
         if file.error:
             fix = VAULT_FIX if file.vaulted else ""
-            yield Problem((), f"{shown(file.path)}: cannot be read: {file.error.rstrip('.')}.", fix)
-        sure = leftover(file.path.relative_to(directory))
+            yield Problem((), f"{path_text(file.path)}: cannot be read: {file.error.rstrip('.')}.", fix)
+        sure = leftover_likelihood(file.path.relative_to(directory))
         names = [str(name) for name in file.values if sure != MAYBE or name in known]
         if sure and names:
-            what = f"{shown(file.path)}: looks left behind, but Ansible reads it: it sets {', '.join(sorted(names))}."
-            yield Problem((), what, "Remove it, or move it elsewhere. If it is meant, give it another name.")
+            what = f"{path_text(file.path)}: looks left behind, but Ansible reads it. It sets "
+            what += f"{', '.join(sorted(names))}."
+            yield Problem(
+                (), what, "Remove it, or move it elsewhere. If it belongs there, give it another name."
+            )
             continue
         for name in file.values:
             if name in known:
@@ -181,6 +184,6 @@ def _merged(values: list[Any]) -> bool:
 
 
 def _unread(path: Path, first: Path) -> Problem:
-    name = f"{shown(first)}{'/' if first.is_dir() else ''}"
-    what = f"{shown(path)}: Ansible does not read it, because {name} is there."
+    name = f"{path_text(first)}{'/' if first.is_dir() else ''}"
+    what = f"{path_text(path)}: Ansible does not read it, because {name} is there."
     return Problem((), what, f"Move what is in it to {name}, or remove it.")

@@ -18,17 +18,17 @@ _HEAD = b"$ANSIBLE_VAULT;"
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
-class Vaulted(str):
-    """A text that is a secret of a vault, or contains one."""
+class VaultedText(str):
+    """A text that comes from a vault, or contains such a text."""
 
     __slots__ = ()
 
 
 def vaulted_texts(raw: Mapping[str, Any], name: str) -> frozenset[str]:
-    """Return the texts of vaults that a variable holds, or the variables that its templates name.
+    """Return the texts from vaults in a variable, and in the variables that its templates name.
 
-    raw: the host's variables, not templated. A text is also one of a vault if the whole file of a variable that a
-    template names is encrypted; the variable's own file does not count, as it may be kept so for another reason.
+    raw: the host's variables, not templated. A text also counts as one if a template names a variable whose whole
+    file is encrypted; the variable's own file does not count, as it may be encrypted for another reason.
     """
     found: set[str] = set()
     _collect(raw, raw[name], {name}, False, found)
@@ -54,7 +54,7 @@ def _collect(raw: Mapping[str, Any], value: Any, seen: set[str], encrypted: bool
 
 
 def mark_vaulted(value: Any, secrets: frozenset[str]) -> Any:
-    """Return plain data whose texts of vaults are Vaulted."""
+    """Return plain data whose texts from vaults are Vaulted."""
     if isinstance(value, Mapping):
         return {key: mark_vaulted(item, secrets) for key, item in value.items()}
     if isinstance(value, list):
@@ -62,7 +62,7 @@ def mark_vaulted(value: Any, secrets: frozenset[str]) -> Any:
     if isinstance(value, str) and any(
         value == item or (len(item) >= MIN_LENGTH and item in value) for item in secrets
     ):
-        return Vaulted(value)
+        return VaultedText(value)
     return value
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ....module_utils.common.gpu_memory import IDLE_VRAM
 from .node_state import NodeState, ObservedGpu
 
-CLEAN = "Run again with -e gpu_clean=true: that reloads the driver, and stops what runs on the host for it"
+CLEAN = "Run again with -e gpu_clean=true: that reloads the driver, and stops what runs on the host to do so"
 
 
 @dataclass(frozen=True)

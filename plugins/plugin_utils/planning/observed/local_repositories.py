@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that were made on the fleet, as a host has them; what it says of them is read strictly. Pure."""
+"""Models that were made on the fleet, as a host has them; its report is parsed strictly. Pure."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class ObservedRepository:
 
 
 def is_local_repository(model: str) -> bool:
-    """Return whether a deployment's model is one; any other path is the operator's, such as a network file system."""
+    """Return whether a model is a local repository; other paths are the operator's, such as a network file system."""
     return REPOSITORY.fullmatch(model.rstrip("/")) is not None
 
 
-def called(path: str) -> str:
-    """Return its name in messages: NAME at its commit."""
+def display_name(path: str) -> str:
+    """Return the name of a local repository for messages: NAME at its commit."""
     found = REPOSITORY.fullmatch(path)
     return f"{found[1]}@{found[2][:12]}" if found else path

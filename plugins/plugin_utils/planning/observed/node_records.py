@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a host's records of generations as strictly as the inventory, as other hosts act on them too. Pure."""
+"""Read a host's records of generations as strictly as the inventory, because other hosts act on them too. Pure."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _matches(pattern: re.Pattern[str], key: str, text: Any) -> None:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether it is an integer; a boolean is none."""
+    """Return whether a value is an integer; a boolean does not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -15,11 +15,11 @@ from .local_repositories import ObservedRepository
 from .node_records import NAME, read_history
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""What a result of node_state raises that is malformed."""
+"""The exceptions of a malformed result of node_state."""
 
 
 def unreadable_state(error: Exception) -> str:
-    """Return that a host's node_state is malformed, and what to do."""
+    """Return the message for a malformed node_state, with what to do."""
     return (
         f"its node_state cannot be read: {error!r}. It comes from another version of this toolkit, or is damaged: "
         "observe again."
@@ -136,8 +136,8 @@ class RecordedStart:
 class ObservedInstance:
     """An instance found on the node; state is Docker's, or None if only its directory exists.
 
-    policy: its restart policy, None if that is unknown; own_policy: the one that it has while it is to run, "" if that
-    is left to Docker.
+    policy: its restart policy, None if unknown; own_policy: the policy while it should run, "" if that is left to
+    Docker.
     """
 
     name: str
@@ -193,7 +193,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class KeptRuns:
-    """What is kept of a benchmark that was not reported: of a target ("llama-0-serve"), the runs of each cell."""
+    """What is kept of a benchmark that was not reported: the runs of each cell of a target ("llama-0-serve")."""
 
     name: str
     target: str
@@ -326,7 +326,7 @@ class NodeState:
 
 def _text(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{value!r:.60} is no text")
+        raise TypeError(f"{value!r:.60} is not a text")
     return value
 
 
@@ -336,7 +336,7 @@ def _texts(values: Any) -> tuple[str, ...]:
 
 def _number(value: Any) -> int | None:
     if value is not None and not isinstance(value, int):
-        raise TypeError(f"{value!r:.60} is no number")
+        raise TypeError(f"{value!r:.60} is not a number")
     return value
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the distribution packages that a host lacks for its tasks. Pure."""
+"""List the distribution packages that a host still needs for its tasks. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OLD_DOCKER = (("debian", "11"), ("debian", "12"))
 
 
 def build_packages(state: NodeState | None) -> tuple[str, ...]:
-    """Return what a host lacks to build an image: git, and a client for BuildKit, which vLLM's Dockerfiles require."""
+    """Return what a host needs to build an image: git, and a client for BuildKit, which vLLM's Dockerfiles require."""
     found: list[str] = []
     if state is None or not state.git:
         found += ["ca-certificates", "git"]  # git only recommends the certificates; https fails without them

@@ -64,7 +64,7 @@ def observed_gpus(
 
 
 def partition_count(gpu: ObservedGpu, compute: str, catalog: GpuCatalog) -> int:
-    """Return the number of partitions of this GPU in a mode; 0 if its model is unknown or lacks the mode."""
+    """Return the number of partitions of this GPU in a mode; 0 if its model is unknown or does not have the mode."""
     model = catalog.by_pci_id(gpu.pci_id)
     return (model.count(compute) if model else None) or 0
 

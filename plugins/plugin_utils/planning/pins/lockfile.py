@@ -17,7 +17,7 @@ from ....module_utils.content.image_ref import ImageSoftware, parse_ref
 from .model_card import ModelCard
 
 LOCK = "fleet.lock.json"
-"""The file, beside the inventory."""
+"""The file, next to the inventory."""
 SCHEMA = 1
 PLATFORM = "linux/amd64"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -151,7 +151,7 @@ class Lock:
     def rebased(self, read: Lock, changed: Lock, refresh: bool) -> Lock:
         """Return this lock with what a run changed between the one that it read and `changed`.
 
-        Of a pin that another run wrote meanwhile, the other's stays, unless this run was told to refresh pins.
+        A pin that another run wrote in the meantime is kept, unless this run refreshes pins.
         """
         return Lock(
             _rebased(self.images, read.images, changed.images, refresh, _joined_pin),
@@ -200,7 +200,7 @@ def _rebased(
     refresh: bool,
     join: Callable[[_Pin, _Pin, bool], _Pin],
 ) -> dict[str, _Pin]:
-    """Return `now` with the entries in which `changed` differs from `read`; join one that also others changed."""
+    """Return `now` with the entries in which `changed` differs from `read`; join entries that others changed too."""
     found = dict(now)
     for key, pin in changed.items():
         if pin == read.get(key):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hub says of a model beside its files: licences, gates, what it was made from, its scan of the files."""
+"""What a hub says of a model besides its files: licences, gates, what it was made from, its scan of the files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CardTerms:
 class ModelCard:
     """What a hub said of a model when it was pinned.
 
-    base: the terms of the models that it was made from, and of those that they were made from. unread: the ones of them
+    base: the terms of the models that it was made from, and of those that they were made from. unread: those of them
     whose card could not be read. scanned: whether the hub's scan of the files is complete; None if it says nothing.
     issues: the files that the scan reports, with its word for each.
     """
@@ -55,7 +55,7 @@ class ModelCard:
     issues: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it in the form of fleet.lock.json, which names the repository beside it."""
+        """Return it in the form of fleet.lock.json, which names the repository next to it."""
         found = self.own.to_json()
         if self.base:
             found["base"] = {item.repo: item.to_json() for item in self.base}

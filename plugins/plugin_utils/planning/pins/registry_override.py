@@ -28,7 +28,7 @@ def parse_overrides(check: Checker, value: Any) -> tuple[Override, ...]:
     for origin, mirror in check.mapping(value, path).items():
         for text in (origin, mirror):
             if not isinstance(text, str) or not re.fullmatch(_PLACE, text):
-                what = "is no registry." if text is origin else "is not pulled from a registry."
+                what = "is not a registry." if text is origin else "is not pulled from a registry."
                 fix = "Write HOST:PORT or HOST/PATH on both sides, without a scheme: docker.io: mirror.example/hub."
                 check.wrong((*path, origin), what, fix)
                 break
@@ -43,9 +43,9 @@ def _plain(origin: str) -> str:
 
 
 def pulled_name(ref: ImageRef, digest: str, overrides: Iterable[Override], state: NodeState | None) -> str:
-    """Return repository@digest by which a host's Docker knows a pinned image, or will know it.
+    """Return the repository@digest by which a host's Docker knows, or will know, a pinned image.
 
-    An image that came from its own registry before there was a rule stays what instances run: it has the same bytes.
+    Instances keep an image that came from its own registry before there was a rule: it has the same bytes.
     """
     own, there = (f"{item.repository}@{digest}" for item in (ref, mirrored(ref, overrides)))
     names = {
@@ -54,7 +54,7 @@ def pulled_name(ref: ImageRef, digest: str, overrides: Iterable[Override], state
     return own if own in names and there not in names else there
 
 
-def with_own_names(state: NodeState, overrides: tuple[Override, ...]) -> NodeState:
+def add_own_names(state: NodeState, overrides: tuple[Override, ...]) -> NodeState:
     """Return a host's state in which images that came from a mirror also have their own names."""
     if not overrides or not any(_own_names(image, overrides) for image in state.images):
         return state

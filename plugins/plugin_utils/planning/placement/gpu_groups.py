@@ -56,16 +56,16 @@ def group_gpus(gpus: Sequence[LogicalGpu], size: int, tensor: int, wanted: int =
 def _spread(instances: Sequence[Gpus]) -> list[Gpus]:
     """Return instances in the order in which the first ones are farthest from each other.
 
-    The next one is always on the NUMA node with the fewest, and there on the GPU with the fewest: a number that grows
-    moves none that runs.
+    The next one is always on the NUMA node with the fewest, and there on the GPU with the fewest: so a larger number
+    moves no running instance.
     """
     waiting: dict[tuple[int, ...], dict[int, list[Gpus]]] = {}
     for item in instances:
         waiting.setdefault(_numa(item[0]), {}).setdefault(item[0].gpu, []).append(item)
-    return _in_turn([_in_turn(list(gpus.values())) for _node, gpus in sorted(waiting.items())])
+    return _interleave([_interleave(list(gpus.values())) for _node, gpus in sorted(waiting.items())])
 
 
-def _in_turn(queues: Sequence[Sequence[Gpus]]) -> list[Gpus]:
+def _interleave(queues: Sequence[Sequence[Gpus]]) -> list[Gpus]:
     """Return the first of each queue, then the second of each, and so on."""
     longest = max(map(len, queues))
     return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]

@@ -28,13 +28,13 @@ def utilization(deployment: Deployment) -> float | None:
     return found if 0 < found <= 1 else None
 
 
-def on_one_gpu(deployment: Deployment) -> int:
+def own_instances_per_gpu(deployment: Deployment) -> int:
     """Return how many of its own instances a deployment has on one GPU."""
     return min(deployment.instances_per_gpu, deployment.instances_per_host or deployment.instances_per_gpu)
 
 
-def divided(slots: Sequence[Slot]) -> list[Slot]:
-    """Return the slots with their shares of the GPUs that several have.
+def assign_shares(slots: Sequence[Slot]) -> list[Slot]:
+    """Return the slots with their shares of the GPUs that several of them use.
 
     A deployment that names its GPUs and its part of their memory agrees to share them, as one with instances_per_gpu
     does.
@@ -53,8 +53,8 @@ def divided(slots: Sequence[Slot]) -> list[Slot]:
     return found
 
 
-def overcommitted(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Problem]:
-    """Return a problem for each pair of deployments that want more than all of a GPU, reported at the later one."""
+def overcommitment_problems(slots: Sequence[Slot], gpus: Sequence[LogicalGpu]) -> list[Problem]:
+    """Return a problem for each pair of deployments that want more than a whole GPU, reported at the later one."""
     there: dict[int, list[Slot]] = defaultdict(list)
     pairs: dict[tuple[int, int], Problem] = {}
     used = {gpu.index for slot in slots for gpu in slot.gpus}
@@ -94,7 +94,7 @@ def _fix(present: Sequence[Slot], free: str) -> str:
         else ""
     )
     return (
-        f"{fix} To share it, name it in the gpus of all, and set {equal}{UTILIZATION} in each, together at most 1 "
+        f"{fix} To share it, name it in the gpus of all, and set {equal}{UTILIZATION} in each, at most 1 together "
         f"(without it each takes about {SHARED_PART:g})."
     )
 

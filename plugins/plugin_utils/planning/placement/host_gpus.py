@@ -108,7 +108,7 @@ def _kept_memory(gpu: ObservedGpu, compute: str, catalog: GpuCatalog) -> list[Pr
         f"is not set, so GPU {gpu.index} keeps {gpu.memory}, and with that it offers "
         f"{', '.join(gpu.available_compute)}, not {compute}."
     )
-    fix = f"Write gpu_partition_memory: {' or '.join(reachable)} beside gpu_partition_compute: {compute}."
+    fix = f"Write gpu_partition_memory: {' or '.join(reachable)} next to gpu_partition_compute: {compute}."
     return [Problem(("gpu_partition_memory",), what, fix)]
 
 
@@ -119,9 +119,7 @@ def _refusal(host: Host, found: ObservedGpu, compute: str, catalog: GpuCatalog) 
         return [Problem(path, what, "Set the mode on the hypervisor's host, or leave the variable out.")]
     if not available:
         what = f"GPU {gpu} offers no compute partition modes."
-        fix = (
-            "Partitioning needs a driver that has them (amdgpu 6.12.12 or newer); or leave the variable out."
-        )
+        fix = "Partitioning needs a driver that offers them (amdgpu 6.12.12 or newer); or leave the variable out."
         return [Problem(path, what, fix)]
     if compute not in available:
         kept = _kept_memory(found, compute, catalog) if host.settings.memory is None else []
@@ -168,7 +166,7 @@ def _declared(
     if settings.memory is not None and settings.memory not in model.memory_for(mode):
         return (), False, [], [_mismatch(model, mode, settings.memory)]
     gpus = declared_gpus(model, settings.gpu_count, settings.compute, catalog)
-    # A host that nobody has looked at is assumed to have the modes with which it leaves the factory.
+    # A host that was not observed is assumed to have the modes with which it leaves the factory.
     factory = model.modes[0]
     repartition = settings.compute not in (None, factory)
     repartition = repartition or settings.memory not in (None, *model.memory_for(factory)[:1])

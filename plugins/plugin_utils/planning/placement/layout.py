@@ -13,7 +13,7 @@ from ..desired.fleet import Fleet, Host
 from ..observed.gpu_health import needs_reload
 from ..observed.node_state import NumaNode
 from .gpu_groups import Gpus, group_gpus, xgmi_domain
-from .gpu_shares import divided, overcommitted
+from .gpu_shares import assign_shares, overcommitment_problems
 from .host_gpus import HostGpus, host_gpus
 from .network_checks import Networks, check_networks
 from .ranks import HostGroup, group_port, host_groups, rank_of, rendezvous_port, servers_per_host
@@ -85,9 +85,9 @@ def lay_out(host: Host, catalog: GpuCatalog) -> tuple[Layout, tuple[Problem, ...
             problems.extend(found)
             warnings.extend(_far_apart(deployment, placed))
             warnings.extend(_low_port(deployment))
-        slots = divided(slots)
+        slots = assign_shares(slots)
         problems.extend(_port_conflicts(slots))
-        problems.extend(overcommitted(slots, there.gpus))
+        problems.extend(overcommitment_problems(slots, there.gpus))
     named = tuple(replace(item, hosts=(host.name,)) for item in problems)
     return Layout(there.gpus, tuple(slots), there.repartition, tuple(warnings)), named
 
@@ -136,7 +136,7 @@ def _ranked(
 
 def _incomplete(deployment: Deployment, group: HostGroup) -> str:
     return (
-        f"deployment {deployment.name} spans {', '.join(group.hosts)}, and this run lacks "
+        f"deployment {deployment.name} spans {', '.join(group.hosts)}, but this run does not have "
         f"{', '.join(group.missing)}; it is left as it is"
     )
 

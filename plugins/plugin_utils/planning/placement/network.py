@@ -66,7 +66,7 @@ class Network:
 def group_address(host: Host) -> tuple[GroupAddress | None, Problem | None]:
     """Return the address where the group reaches a host; (None, None) if its interfaces are unknown.
 
-    An IP address is searched on the host's interfaces. A host name is not reliable (many systems resolve their own to
+    An IP address is looked up on the host's interfaces. A host name is not reliable (many systems resolve their own to
     127.0.1.1), so it is used only if there is exactly one candidate.
     """
     interfaces = host.state.interfaces if host.state else ()

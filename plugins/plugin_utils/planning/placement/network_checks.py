@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check whether the hosts of a group can run an engine together, before anything is stopped. Pure.
 
-Errors are conditions that make an engine hang or fail at its start; warnings are those that make it slow.
+Errors are conditions that make an engine hang or fail at startup; warnings are those that make it slow.
 """
 
 from __future__ import annotations

@@ -61,14 +61,14 @@ class HostGroup:
     missing: tuple[str, ...]
 
 
-def external(deployment: Deployment) -> bool:
+def has_external_ranks(deployment: Deployment) -> bool:
     """Return whether every data parallel rank is a server of its own, with its own port."""
     return deployment.data_parallel_size > 1 and deployment.data_parallel_balancing == "external"
 
 
 def servers_per_host(deployment: Deployment) -> int:
     """Return the number of servers that one engine has on each of its hosts."""
-    return deployment.data_parallel_size // deployment.nodes if external(deployment) else 1
+    return deployment.data_parallel_size // deployment.nodes if has_external_ranks(deployment) else 1
 
 
 def rendezvous_port(deployment: Deployment, index: int) -> int | None:
@@ -79,7 +79,7 @@ def rendezvous_port(deployment: Deployment, index: int) -> int | None:
     ports (net.ipv4.ip_local_port_range). Engines on the same hosts have different HTTP ports, so only ports that differ
     by a multiple of 10000 collide; the layout refuses those.
     """
-    if deployment.nodes == 1 and not external(deployment):
+    if deployment.nodes == 1 and not has_external_ranks(deployment):
         return None
     first = deployment.port + index - index % servers_per_host(deployment)
     return (10000 if 20000 <= first < 30000 else 20000) + first % 10000

@@ -13,7 +13,9 @@ def size_problems(deployment: Deployment) -> list[Problem]:
     path, nodes, size = deployment.path, deployment.nodes, deployment.gpus_per_node
     tensor, data = deployment.tensor_parallel_size, deployment.data_parallel_size
     if data > 1 and data % nodes:
-        what = f"{data} data parallel ranks cannot be divided over {nodes} nodes, and none may span two."
+        what = (
+            f"{data} data parallel ranks cannot be divided over {nodes} nodes, and none may span two hosts."
+        )
         return [Problem((*path, "data_parallel_size"), what, f"Make it a multiple of {nodes}.")]
     if size % tensor and tensor % size:
         what = (

@@ -18,13 +18,13 @@ from ..desired.exclusion import reason, unlike_others
 from ..desired.fleet import Fleet, Host
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.plan import EndpointInputs, excluded_balancers, plan_balancers
-from ..fetching.air_gap import nowhere_stored
+from ..fetching.air_gap import air_gap_problems
 from ..fetching.builds import build_obstacles, build_transfers
 from ..fetching.hub_limits import HubLoad, hub_load
 from ..fetching.local_repositories import arriving_repositories, repository_obstacles, repository_transfers
 from ..fetching.model_terms import judge_downloads
 from ..fetching.pushes import Push, plan_pushes
-from ..fetching.transfers import Transfer, by_host, plan_transfers
+from ..fetching.transfers import Transfer, plan_transfers, transfers_by_host
 from ..generations.bindings import binding_warnings
 from ..generations.holds import review_holds
 from ..generations.revisions import RevisionChange, revision_changes
@@ -219,7 +219,7 @@ def share_content(state: NumberedFleet) -> SharedFleet:
     """Add what hosts give each other instead of fetching it several times, and what they push to registries."""
     moved = [(item.host, item.fetch.images, item.fetch.models) for item in state.moving]
     transfers, warnings = plan_transfers(moved, state.beside)
-    raise_problems(nowhere_stored(moved, transfers), state.fleet)
+    raise_problems(air_gap_problems(moved, transfers), state.fleet)
     transfers += build_transfers(state.lacking, state.beside) + repository_transfers(state.fleet.hosts)
     pushes = plan_pushes(state.lacking, state.beside, state.factory.lock) if state.again is None else ()
     return extend(
@@ -238,7 +238,7 @@ def share_content(state: NumberedFleet) -> SharedFleet:
 
 def finish_hosts(state: SharedFleet) -> PlannedHosts:
     """Add each host's finished plan, with what it does for others."""
-    peers, shared = peer_starts(state.stages), by_host(state.transfers)
+    peers, shared = peer_starts(state.stages), transfers_by_host(state.transfers)
     hosts = tuple(
         item.finish(
             peers[item.host.name],

@@ -16,7 +16,7 @@ from ....module_utils.common.hashing import text_hash
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet
 from ..instances.backend_instance import served_models
-from ..instances.planned import Planned, Serving
+from ..instances.planned import PlannedInstance, Serving
 from .stages import HostStages
 
 CONTEXT, ADAPTERS = "--max-model-len", "--lora-modules"
@@ -112,7 +112,7 @@ def differences(hosts: Iterable[HostStages]) -> list[str]:
 
 def _variant(item: Serving) -> int:
     """Return what instances have in common that clients cannot tell apart."""
-    return id(item.instance.tuned if isinstance(item, Planned) else item.generation)
+    return id(item.instance.tuned if isinstance(item, PlannedInstance) else item.generation)
 
 
 def _differing(deployments: Mapping[str, Sequence[Serving]]) -> list[str]:
@@ -140,7 +140,7 @@ def _traits(item: Serving) -> dict[str, str]:
     for flag, (title, absent) in NOTICED.items():
         found[title] = (" ".join(flags[flag]) or "yes") if flag in flags else absent
     if CONTEXT not in flags:
-        fit = item.instance.verdict.fit if isinstance(item, Planned) else None
+        fit = item.instance.verdict.fit if isinstance(item, PlannedInstance) else None
         found[NOTICED[CONTEXT][0]] = str(fit.max_model_len) if fit else ""
     if ADAPTERS in flags:
         found[NOTICED[ADAPTERS][0]] = " and ".join(map(_adapter, flags[ADAPTERS]))
@@ -149,7 +149,7 @@ def _traits(item: Serving) -> dict[str, str]:
 
 def _command(item: Serving) -> Sequence[str]:
     """Return the words with which vLLM is started."""
-    if isinstance(item, Planned):
+    if isinstance(item, PlannedInstance):
         return [word for group in item.instance.argv for word in group]
     return shlex.split(item.generation.command)
 

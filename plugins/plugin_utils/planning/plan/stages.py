@@ -17,16 +17,16 @@ from ..changes.downloads import Download
 from ..changes.quota import check_quota
 from ..desired.actions import ALIVE, Action
 from ..desired.fleet import LOOPBACK, Host
-from ..fetching.builds import received
+from ..fetching.builds import mark_received
 from ..fetching.pushes import Push
-from ..fetching.transfers import HostTransfer, offer
+from ..fetching.transfers import HostTransfer, mark_offered
 from ..generations.bindings import bindings
 from ..generations.restore import clashes, partition_modes, restore_obstacles
 from ..generations.revisions import ComposedHost, RevisionChange, record_actions, records
 from ..generations.sources import NOTHING, SourceSelection
 from ..instances.compose import pull_ref
 from ..instances.factory import InstanceFactory, mirrored_image
-from ..instances.planned import Planned, RecordedInstance, Serving
+from ..instances.planned import PlannedInstance, RecordedInstance, Serving
 from ..pins.lockfile import Lock
 from ..placement.layout import Layout
 from .fetch_rules import proxy_warnings
@@ -98,9 +98,9 @@ class HostStages:
     @property
     def composed(self) -> ComposedHost:
         """What the host is to have of the deployments that are composed."""
-        instances: dict[str, list[Planned]] = {}
+        instances: dict[str, list[PlannedInstance]] = {}
         for item in self.serve.instances:
-            if isinstance(item, Planned):
+            if isinstance(item, PlannedInstance):
                 instances.setdefault(item.deployment_name, []).append(item)
         unplaced = frozenset(name.rpartition("-")[0] for name in self.layout.unplaced)
         modes = partition_modes(self.host, self.layout)
@@ -137,8 +137,8 @@ class HostStages:
                 *peers,
             ),
             packages=fetch.packages,
-            images=tuple(offer(item, offered) for item in fetch.images),
-            models=tuple(offer(item, offered) for item in fetch.models),
+            images=tuple(mark_offered(item, offered) for item in fetch.images),
+            models=tuple(mark_offered(item, offered) for item in fetch.models),
             instances=serve.instances,
             start=(*serve.start, *(action.target for action in peers)),
             policies=serve.policies,
@@ -236,7 +236,7 @@ def _received(
     """Return the stage of a host to which others bring images that they build: it needs no tools for that."""
     sources = {item.name: item.host for item in pushes if item.host != host.name}
     sources.update({item.name: item.seed for item in shared if not item.seeds})
-    images = tuple(received(item, sources) for item in fetch.images)
+    images = tuple(mark_received(item, sources) for item in fetch.images)
     texts = {item.ref: _way(item) for item in images if item.source}
     if not texts:
         return fetch

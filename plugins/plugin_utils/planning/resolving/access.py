@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that the nodes may download what they need, at registries and hubs, before anything changes.
 
-A pin identifies content but does not grant access, which an account may have lost since. Control node only; imported
-only if there is something to download.
+A pin identifies content but does not grant access, which an account may have lost in the meantime. Control node only;
+imported only if there is something to download.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Callable
 from ....module_utils.common.errors import FleetError, Problem
 from ....module_utils.content.image_names import mirrored
 from ....module_utils.content.image_ref import parse_ref
-from ..fetching.pins import ImageNeed, ModelNeed
+from ..fetching.pins import RequiredImage, RequiredModel
 from ..pins.lockfile import Lock, model_key
 from .registry import HUB, NOT_FOUND, UNREACHABLE, ResolveError, image_access, model_access, registry_of
 
@@ -33,8 +33,8 @@ class AccessCheck:
 
 
 def check_access(
-    images: Iterable[ImageNeed],
-    models: Iterable[ModelNeed],
+    images: Iterable[RequiredImage],
+    models: Iterable[RequiredModel],
     lock: Lock,
     token: Callable[[str], str | None],
 ) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def check_access(
     problems: list[Problem] = []
     warnings: list[str] = []
     tokens: dict[str, str | None] = {}
-    kept: list[ModelNeed] = []
+    kept: list[RequiredModel] = []
     for need in models:
         name = need.host.name
         try:
@@ -77,7 +77,7 @@ def check_access(
     return tuple(warnings)
 
 
-def _of_images(needs: Iterable[ImageNeed], lock: Lock) -> Iterator[AccessCheck]:
+def _of_images(needs: Iterable[RequiredImage], lock: Lock) -> Iterator[AccessCheck]:
     for need in needs:
         ref = mirrored(parse_ref(need.ref), need.host.settings.overrides)
         pin = lock.image(need.ref)
@@ -88,7 +88,7 @@ def _of_images(needs: Iterable[ImageNeed], lock: Lock) -> Iterator[AccessCheck]:
 
 
 def _of_models(
-    needs: Iterable[ModelNeed], lock: Lock, tokens: dict[str, str | None]
+    needs: Iterable[RequiredModel], lock: Lock, tokens: dict[str, str | None]
 ) -> Iterator[AccessCheck]:
     for need in needs:
         endpoint, token = need.host.settings.endpoint, tokens[need.host.name]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find all that the deployments of a fleet need of registries and hubs, whatever hosts have already. Pure."""
+"""Find everything that the deployments of a fleet need from registries and hubs, whatever hosts already have. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..changes.actions import images, models
 from ..desired.deployment import Deployment
 from ..desired.fleet import Fleet, Host
 from ..fetching.transfers import name_of, offer_of
-from ..observed.local_repositories import called, is_local_repository
+from ..observed.local_repositories import display_name, is_local_repository
 from ..pins.lockfile import LOCK, Lock, ModelPin, model_key
-from ..tuning.companion_models import repositories
+from ..tuning.companion_models import required_repositories
 
 TERMS = re.compile(r"(.*/)?(LICEN[CS]E|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
 """Files of a repository with the terms of its use."""
@@ -64,7 +64,7 @@ def closure(fleet: Fleet, lock: Lock, cache_dir: str) -> Closure:
             _pin(found, host, deployment, lock)
             if is_local_repository(deployment.model):
                 path = deployment.model.rstrip("/")
-                found.repositories[path] = {"what": called(path), "repository": {"path": path}}
+                found.repositories[path] = {"what": display_name(path), "repository": {"path": path}}
             found.warnings.update(dict.fromkeys(_omitted(deployment, lock)))
         empty = replace(host, state=None)
         for image, _action in images(empty, lock):
@@ -90,7 +90,7 @@ def _unpinned(host: Host, lock: Lock) -> Iterator[Problem]:
         pin = None if item.build else lock.image(item.image)
         if not item.build and (pin is None or pin.bytes is None):
             yield _not_pinned((*item.path, "image"), item.image, host)
-        for wanted in repositories(item):
+        for wanted in required_repositories(item):
             model = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
             if model is None or model.files is None:
                 yield _not_pinned(wanted.path, f"{wanted.repo}@{wanted.revision}", host)
@@ -108,7 +108,7 @@ def _pin(found: Closure, host: Host, deployment: Deployment, lock: Lock) -> None
     digest = image.digest if image else parse_ref(_pushed(deployment, lock)).digest
     if digest:
         found.pins["images"][deployment.image_ref] = digest
-    for wanted in repositories(deployment):
+    for wanted in required_repositories(deployment):
         key = model_key(host.settings.endpoint, wanted.repo, wanted.revision)
         pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
         if pin:
@@ -133,11 +133,11 @@ def _omitted(deployment: Deployment, lock: Lock) -> Iterator[str]:
     """Yield what a deployment needs that comes from no registry or hub."""
     if deployment.build and not _pushed(deployment, lock):
         yield (
-            f"deployment {deployment.name} builds its image, which is in no registry, so the bundle has it not: set "
+            f"deployment {deployment.name} builds its image, which is in no registry and so not in the bundle: set "
             "build.push_to, and run build.yml"
         )
     if deployment.local_model and not is_local_repository(deployment.model):
         yield (
-            f"deployment {deployment.name} serves {deployment.model}, which you have to copy to each of its hosts "
+            f"deployment {deployment.name} serves {deployment.model}, which you must copy to each of its hosts "
             "yourself"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock file beside the inventory: read, and written without losing what another run pinned meanwhile."""
+"""Read the lock file next to the inventory, and write it without losing what another run has pinned meanwhile."""
 
 from __future__ import annotations
 

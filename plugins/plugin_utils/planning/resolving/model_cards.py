@@ -32,7 +32,7 @@ def read_card(repo: str, info: Any, ask: Callable[[str], Any]) -> ModelCard:
         seen.add(name)
         try:
             found = ask(name)
-        except Exception:  # whatever keeps it from being read: that is what the plan says
+        except Exception:  # whatever the reason: the plan says that it could not be read
             unread.append(name)
             continue
         base.append(_terms(name, found))

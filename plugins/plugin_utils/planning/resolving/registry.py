@@ -27,7 +27,7 @@ HUB = "https://huggingface.co"
 RETRY_PAUSES = (2.0, 5.0, 10.0)
 _HASH = re.compile(r"sha256:[0-9a-f]{64}|git-sha1:[0-9a-f]{40}")
 CUT = re.compile(r"complete message body|IncompleteRead|Connection broken")
-"""What libraries say of an answer that was shorter than announced."""
+"""Messages of libraries about an answer that was shorter than announced."""
 _T = TypeVar("_T")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask registries and hubs for what a run needs; what does that is imported only when there is something to ask."""
+"""Ask registries and hubs for what a run needs; the clients are imported only when there is something to ask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Callable
 from ....module_utils.common.errors import FleetError, Path, Problem, natural
 from ..desired.fleet import Fleet, Host
 from ..fetching.air_gap import refuse_unpinned
-from ..fetching.pins import absent_images, absent_models, missing_pins
+from ..fetching.pins import absent_images, absent_models, required_pins
 from ..fetching.pushes import pinned_pushes
 from ..pins.lockfile import ImagePin, Lock, model_key
 
@@ -19,7 +19,7 @@ Token = Callable[[str], "str | None"]
 
 def resolve_pins(fleet: Fleet, lock: Lock, refresh: bool, token: Token) -> Lock:
     """Return pins that are missing, or all with `refresh`. Raises FleetError with the problems of all of them."""
-    images, models = missing_pins(fleet, lock, refresh)
+    images, models = required_pins(fleet, lock, refresh)
     if not images and not models:
         return Lock()
     refuse_unpinned(images, models, refresh)
@@ -71,9 +71,9 @@ def _pushed(name: str, path: Path, host: Host) -> ImagePin | None:
 
 
 def access_warnings(fleet: Fleet, lock: Lock, fresh: Lock, token: Token) -> tuple[str, ...]:
-    """Return warnings where it is uncertain that hosts may fetch what they lack.
+    """Return warnings where it is uncertain that hosts may fetch what they need.
 
-    `fresh` was resolved by this run, so it may be had. Raises FleetError with all refusals.
+    `fresh` was resolved by this run, so hosts may fetch it. Raises FleetError with all refusals.
     """
     images = [
         need

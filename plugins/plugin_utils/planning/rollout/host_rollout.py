@@ -11,7 +11,7 @@ from ..desired.actions import ALIVE
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.servers import Instance
 from ..generations.revisions import RevisionChange
-from ..instances.planned import Planned, RecordedInstance, Serving, recorded_instance
+from ..instances.planned import PlannedInstance, RecordedInstance, Serving, recorded_instance
 from ..observed.node_state import NodeState, ObservedInstance
 from ..plan.host_plan import HostPlan, host_backends
 from .measurement import interrupted, why_unmeasured
@@ -211,7 +211,7 @@ def _models(item: Serving | None) -> tuple[str, ...]:
 
 def engine_id(host: str, item: Serving | None) -> str:
     """What the servers of one engine have in common; "" for one that is alone."""
-    rank = item.instance.slot.rank if isinstance(item, Planned) else None
+    rank = item.instance.slot.rank if isinstance(item, PlannedInstance) else None
     if item and rank:
         return f"{item.deployment_name}@{','.join(rank.hosts) or host}:{rank.master_port}"
     hosts = item.member.hosts if item else ()

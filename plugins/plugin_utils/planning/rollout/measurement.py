@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ...base.text import plural
 from ..desired.actions import ALIVE
 from ..endpoint.balancer_plan import BalancerPlan, instance_of
-from ..explanation.text import wrapped
+from ..explanation.text import titled_paragraph
 from ..instances.planned import RecordedInstance, Serving
 from ..observed.node_state import ObservedInstance
 from ..plan.host_plan import FleetPlan
@@ -141,11 +141,11 @@ def explain_new(found: NewInstances) -> list[str]:
     lines = []
     if found.measured:
         names = [f"{host} {name}" for host, some in found.measured.items() for name in some]
-        lines += ["", *wrapped("measures", f"{shorten(names)}, before a load balancer uses them")]
+        lines += ["", *titled_paragraph("measures", f"{shorten(names)}, before a load balancer uses them")]
     text = "; ".join(f"{shorten(names)}: {reason}" for reason, names in grouped(found.others).items())
     if text:
         way = "benchmark.yml measures all, a few at a time, out of service"
-        lines += [*([] if lines else [""]), *wrapped("leaves out", f"{text}. {way}")]
+        lines += [*([] if lines else [""]), *titled_paragraph("leaves out", f"{text}. {way}")]
     return lines
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell a host's failure in a rollout: what was said, and whether it is a verdict on the release. Pure."""
+"""Describe a host's failure in a rollout: its message, and whether it is a verdict on the release. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def failure_of(action: str, result: Any, asked: Iterable[Mapping[str, Any]] = ()
     found = failed_item(result) if isinstance(result, Mapping) else {}
     kind = str(found.get("class") or "")
     if module in (SERVER, WATCH):
-        # Without a class of an instance, it got to none: another run is at work, Docker is dead, the disk is full.
+        # Without a class of an instance, it reached none: another run is at work, Docker is dead, the disk is full.
         servers = tuple(str(item["class"]) for item in found.get("servers") or () if item.get("class"))
         return Failure(text, servers or (kind or "docker",), started=module != SERVER)
     if module == RECORD:

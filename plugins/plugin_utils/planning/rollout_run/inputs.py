@@ -69,7 +69,7 @@ class RunInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class DesiredRun(RunInputs):
-    """fleet: the inventory's word about each host, validated, with what was observed there."""
+    """fleet: what the inventory says of each host, validated, with what was observed there."""
 
     fleet: Fleet
 
@@ -85,7 +85,7 @@ class CheckedRun(DesiredRun):
 class Resources:
     """What a checked run needs from elsewhere: pins, models, load balancers, secrets.
 
-    resolved: the pins that this run has just resolved, which may be fetched therefore.
+    resolved: the pins that this run has just resolved, which therefore may be fetched.
     """
 
     factory: InstanceFactory

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge a batch of a rollout: whether it goes on, goes back or stops, and whether the release is turned back. Pure."""
+"""Judge a batch of a rollout: whether it continues, goes back or stops, and whether the release goes back. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BatchVerdict:
 
     stop: no more batches. back: roll this batch back. why: the reason, in one line. phases: those that follow on hosts.
     turned: the release was turned back. resumable: something around it failed, so the same command continues. missed:
-    what the run reports as failed in the end, although it goes on.
+    what the run reports as failed at the end, although it continues.
     """
 
     stop: bool
@@ -55,10 +55,10 @@ def judge_batch(
     """Judge a batch.
 
     failures: of the hosts of the batch that failed. gone: hosts that became unreachable. An unreachable host says
-    nothing about the new generation: the others keep it, and the rollout ends. Nor does a failure of what is around it:
+    nothing about the new generation: the others keep it, and the rollout ends. Nor does a failure of its surroundings:
     the hosts concerned go back, if they can, and the same command continues. One failure of the release is a verdict.
     A canary that did not start gets its report on the way back; one that was measured already has its report.
-    A measurement goes on with the other instances; one that failed is returned, for the load balancers to use once it
+    A measurement continues with the other instances; one that failed is returned, for the load balancers to use once it
     is ready.
     """
     operation = batch["operation"]
@@ -101,8 +101,8 @@ def _of_the_release(
 ) -> list[str]:
     """Return the hosts whose failure is a verdict on the release.
 
-    It is none where all engines of the host in this batch also need a host that is gone, or that failed by something
-    else.
+    It is not a verdict if all engines of the host in this batch also need a host that is gone, or that failed for
+    another reason.
     """
     sick = {*gone, *(host for host, item in failures.items() if not item.release)}
     found = []
@@ -126,7 +126,7 @@ def _not_judged(
     batch: Mapping[str, Any], failures: Mapping[str, Failure], why: str, what: str
 ) -> BatchVerdict:
     """Return what follows from failures of the infrastructure alone: nothing is held, and what works stays."""
-    # Where no load balancer answers, nothing can be drained, and what another run works on is left to it.
+    # Where no load balancer answers, nothing can be drained, and another run's hosts are left to that run.
     ill = [host for host, item in failures.items() if not set(item.classes) <= UNTOUCHED]
     away = [phase for phase in batch["way_back"] if phase not in NOT_WITHOUT_VERDICT] if ill else []
     hosts = {host for group in _hosts_of_units(batch) if group & set(ill) for host in group}
@@ -137,4 +137,4 @@ def _not_judged(
 def _gone(hosts: Sequence[str], batch: Mapping[str, Any]) -> str:
     if set(hosts) & set(batch["hosts"]):
         return "can no longer be reached"
-    return "failed to start what has to serve before others change"
+    return "failed to start what must serve before others change"

@@ -2,7 +2,7 @@
 """Refuse a run that would leave too few in service because hosts left the inventory. Pure.
 
 A deployment that gets fewer instances says so itself. A host that is missing takes the instances of all deployments
-with it, and may be missing by mistake: so the minimum counts what serves now, and not what the inventory is left with.
+with it, and may be missing by mistake: so the minimum counts what serves now, not what is left in the inventory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Share:
 
 
 def leaving_problems(plan: FleetPlan, min_available: Count | None) -> tuple[Problem, ...]:
-    """Return why hosts may not leave: for each model name, too few of its engines would be left in service."""
+    """Return why hosts may not leave: the model names of which too few engines would be left in service."""
     given = DEFAULT_MIN_AVAILABLE if min_available is None else min_available
     found: dict[str, Problem] = {}
     for balancer in plan.balancers:
@@ -51,16 +51,16 @@ def _problem(share: _Share, kept: int, given: Count) -> Problem:
     )
     fix = (
         f"Put {hosts} back into the group instinct, or have other hosts serve it first. To accept less capacity: "
-        f"-e rollout_min_available={share.left}. To change everything at once, and have clients get 503: {WORD}."
+        f"-e rollout_min_available={share.left}. To change everything at once, with 503 for clients meanwhile: {WORD}."
     )
     return Problem((), what, fix)
 
 
 def _shares(balancer: BalancerPlan, lost: set[str]) -> Iterator[_Share]:
-    """Yield the engines of each model name that servers of leaving hosts are in service for.
+    """Yield the engines of each model name for which servers of leaving hosts are in service.
 
-    lost: hosts that do not answer, which nobody counts on; what an interrupted run was to start is not counted either.
-    A name that ends although its deployment stays was taken away by an edit of that.
+    lost: hosts that do not answer, which do not count; nor does what an interrupted run was to start.
+    A name that ends although its deployment stays was removed by an edit of the deployment.
     """
     observed = balancer.host.observed
     if observed is None or not observed.running:

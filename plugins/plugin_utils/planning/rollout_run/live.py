@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A measurement through the load balancer, beside requests of users: where its client runs, what it asks. Pure."""
+"""A measurement through the load balancer, next to requests of users: where its client runs, what it asks. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ....module_utils.common.errors import Problem
 from ..endpoint.backends import deployments_of, names_of
 from ..endpoint.servers import BackendServer
-from ..explanation.text import wrapped
+from ..explanation.text import titled_paragraph
 from ..instances.planned import Serving
 from ..plan.host_plan import FleetPlan
 
@@ -36,17 +36,17 @@ class LiveTarget:
 
 
 def parse_rate(live: bool, given: object) -> tuple[float, tuple[Problem, ...]]:
-    """Return the requests per second of a live measurement, and what is wrong with them; 0 of another one.
+    """Return the requests per second of a live measurement, and what is wrong with them; 0 for other measurements.
 
-    There is no default: how much the users of a fleet can bear beside their own requests, only its operator knows.
+    There is no default: only the operator knows how much load a fleet can bear in addition to its users' requests.
     """
     if not live:
         if given is None:
             return 0.0, ()
-        what = "is the load of a measurement through the load balancer, and this is none."
+        what = "is the load of a measurement through the load balancer, which this run does not make."
         return 0.0, (Problem(("rate",), what, "Add -e live=true, or leave it out."),)
     if given is None:
-        what = "is required with live: the requests per second that are sent beside those of users."
+        what = "is required with live: the requests per second that are sent in addition to those of users."
         return 0.0, (Problem(("rate",), what, "Begin with a small one: -e rate=1."),)
     try:
         rate = float(str(given))
@@ -65,11 +65,11 @@ def live_targets(
     """Return one target for each model name behind a load balancer, and the problem where there is none.
 
     Of several names of a deployment, the first one is asked; deployments that share it are measured together. The
-    client runs beside the first instance that is ready; the load balancer decides where its requests go.
+    client runs next to the first instance that is ready; the load balancer decides where its requests go.
     """
     running = [item for item in plan.balancers if item.host.observed and item.host.observed.running]
     if not running:
-        what = "no load balancer runs in this run, so nothing can be measured through one."
+        what = "this run includes no load balancer, so nothing can be measured through one."
         return (), (
             Problem(("live",), what, "Without live=true, benchmark.yml measures the instances themselves."),
         )
@@ -87,7 +87,7 @@ def live_targets(
             found.setdefault(model, target)
     if not found:
         meant = f"of {deployment} " if deployment else ""
-        what = f"no instance {meant}that is ready is behind load balancer {balancer.host.name}."
+        what = f"no instance {meant}behind load balancer {balancer.host.name} is ready."
         return (), (Problem(("live",), what, "status.yml shows what serves."),)
     return tuple(found[model] for model in sorted(found)), ()
 
@@ -132,7 +132,7 @@ def explain_live(targets: Iterable[LiveTarget], rate: float) -> list[str]:
     for item in targets:
         text = (
             f"{_measured(item)} through load balancer {item.balancer} ({item.url}), at {rate:g} requests per second "
-            f"beside those of users, by a client on {item.host}; nothing is drained"
+            f"in addition to those of users, by a client on {item.host}; nothing is drained"
         )
-        lines += wrapped("measures", text)
+        lines += titled_paragraph("measures", text)
     return ["", *lines]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The passes that check a run, and those that say what it does with the fleet's plan. Pure.
+"""The passes that check a run, and those that decide what it does with the fleet's plan. Pure.
 
 Each is a function from one state to the next, which knows more; `planning/pipeline.py` lists them in their order.
 """
@@ -23,7 +23,7 @@ from ..plan.host_plan import FleetPlan
 from ..rollout.measurement import NewInstances
 from .inputs import CheckedRun, DesiredRun, Resources, RunInputs
 from .live import LiveTarget, live_todo
-from .proof import proved
+from .proof import proof_and_refusals
 from .request import (
     check_request,
     explain_request,
@@ -82,7 +82,7 @@ class PlannedRun(CheckedRun):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun(PlannedRun):
-    """reported: the part of the plan that the run reports; in a second plan, that of the hosts which it is about."""
+    """reported: the part of the plan that the run reports; in a second plan, of the hosts that were planned again."""
 
     reported: FleetPlan
 
@@ -127,7 +127,7 @@ class RunPlan(ProvedRun):
         """Return what playbooks register."""
         return {
             "plan": self.data,
-            # What was not looked at is not acted on.
+            # What was not observed is not acted on.
             "todo": [] if self.options["offline"] else self.todo,
             "rollout": self.rollout.to_json() if self.rollout else None,
             "kinds": list(self.options["kinds"]),
@@ -164,7 +164,7 @@ def warn_of_other_runs(state: PlannedRun) -> PlannedRun:
 
 
 def report_hosts(state: PlannedRun) -> ReportedRun:
-    """Add which hosts are reported: in a second plan, only those that it is about."""
+    """Add the hosts that are reported: in a second plan, only those that were planned again."""
     again = state.options["again"]
     reported = state.plan if again is None else restrict_to(state.plan, again)
     return extend(ReportedRun, state, reported=reported)
@@ -177,7 +177,7 @@ def batch_changes(state: ReportedRun) -> BatchedRun:
 
 
 def choose_measured(state: BatchedRun) -> MeasuringRun:
-    """Add which instances the run measures, beside those of its batches."""
+    """Add the instances that the run measures, in addition to those of its batches."""
     new = requested_measurement(state.options, state.plan, state.rollout, state.resources.endpoint)
     return extend(MeasuringRun, state, new=new, live=requested_live(state.options, state.plan))
 
@@ -197,7 +197,9 @@ def distribute_steps(state: MeasuringRun) -> DistributedRun:
 def prove(state: DistributedRun) -> ProvedRun:
     """Add what a simulation of the steps shows; raise FleetError where a rule would be broken."""
     options = state.options
-    lines, problems = proved(options, state.plan, state.todo, state.rollout, state.resources.endpoint)
+    lines, problems = proof_and_refusals(
+        options, state.plan, state.todo, state.rollout, state.resources.endpoint
+    )
     if problems and (options["apply"] or options["operation"]):
         raise FleetError(problems)
     refusals = (f"site.yml and deploy.yml refuse this: {problem.text()}" for problem in problems)

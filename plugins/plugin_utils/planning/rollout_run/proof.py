@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prove a run before it begins: simulate its steps, and say what stays in service and which clients have to change."""
+"""Prove a run before it begins: simulate its steps, and say what stays in service and which clients must change."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ....module_utils.common.errors import Problem
 from ....module_utils.service.generations import DEPLOY
 from ..endpoint.plan import EndpointInputs
-from ..explanation.text import wrapped
+from ..explanation.text import titled_paragraph
 from ..plan.host_plan import FleetPlan
 from ..rollout.policy import DEFAULT_SERIAL, parse_policy, parse_serial
 from ..rollout.stopping import partitioned_hosts
 from .leaving import leaving_problems
-from .request import Options, planned_deploy, terms
+from .request import Options, planned_deploy, rollout_variables
 from .todo import todo_hosts
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 Todo = Sequence[Mapping[str, Any]]
 
 
-def proved(
+def proof_and_refusals(
     options: Options,
     plan: FleetPlan,
     todo: Todo,
     rollout: RolloutPlan | None,
     endpoint: EndpointInputs | None,
 ) -> tuple[list[str], tuple[Problem, ...]]:
-    """Return the lines of the plan, and why the run is refused; a run that only plans is proved as a deploy.
+    """Return the lines of the plan, and why the run is refused; a run that only plans is proved as if it deployed.
 
     Nothing can be said without the states of hosts, and of steps only once the software of all images is known.
     """
@@ -38,14 +38,14 @@ def proved(
         return [], ()
     if not (plan.changes or rollout):
         return [], ()
-    # Here, as most runs change nothing, and every run would wait for these imports.
+    # Imported here, as most runs change nothing, and every run would wait for these imports.
     from ..simulation.clients import client_changes
     from ..simulation.plays import PARTITION, PLAYS
     from ..simulation.simulate import RunLimits, simulate
     from ..simulation.text import problems, proof_lines
 
     operation = options["operation"]
-    policy, _unused = parse_policy(terms(options))
+    policy, _unused = parse_policy(rollout_variables(options))
     forgets = "balancers_after" in PLAYS[operation or DEPLOY] and not options["at_once"]
     leaving = leaving_problems(plan, policy.min_available) if forgets else ()
     if plan.partial:
@@ -62,6 +62,6 @@ def proved(
     serial, _unused = parse_serial(options["partition_serial"], "gpu_partition_serial")
     allowed = RunLimits(policy.min_available, bool(options["at_once"]), serial or DEFAULT_SERIAL)
     found = simulate(plan, todo, operation, allowed)
-    lines = [line for text in proof_lines(found) for line in wrapped("proved", text)]
-    lines += [line for text in client_changes(plan) for line in wrapped("clients", text)]
+    lines = [line for text in proof_lines(found) for line in titled_paragraph("proved", text)]
+    lines += [line for text in client_changes(plan) for line in titled_paragraph("clients", text)]
     return ["", *lines] if lines else [], (*problems(found, plan), *leaving)

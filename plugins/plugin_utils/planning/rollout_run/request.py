@@ -51,7 +51,7 @@ VARIABLES = {
     "live": "live",
     "rate": "rate",
 }
-"""Options that are given a variable of the operator, which says their type and default."""
+"""Options that receive a variable of the operator, which defines their type and default."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "hosts": {"type": "list", "elements": "str"},
     "again": {"type": "list", "elements": "str"},
@@ -96,7 +96,7 @@ def canary_rules(options: Options) -> CanaryTolerances:
 
 def check_request(options: Options) -> tuple[Problem, ...]:
     """Return what makes no sense in a request."""
-    _unused, problems = parse_policy(terms(options))
+    _unused, problems = parse_policy(rollout_variables(options))
     found = list(problems)
     operation = options.get("operation")
     if options.get("instance") and operation in (UPGRADE, ROLLBACK):
@@ -116,7 +116,7 @@ def check_request(options: Options) -> tuple[Problem, ...]:
         what = f"{operation}.yml changes no load balancer."
         found.append(Problem(("remove_load_balancer",), what, "Leave it out here, and run site.yml with it."))
     if options.get("live") and operation not in MEASUREMENTS:
-        found.append(Problem(("live",), "is of benchmark.yml.", "Leave it out."))
+        found.append(Problem(("live",), "is an option of benchmark.yml.", "Leave it out."))
     if options.get("live") and offline_kinds(options):
         what = "the offline benchmarks send no requests, so they cannot be measured through a load balancer."
         fix = "Leave out live=true, or the tags latency and throughput and a suite of those."
@@ -135,7 +135,7 @@ def offline_kinds(options: Options) -> list[str]:
 
 
 def requested_live(options: Options, plan: FleetPlan) -> tuple[LiveTarget, ...]:
-    """Return what is measured through a load balancer, () of another run. Raise FleetError if nothing can be."""
+    """Return what is measured through a load balancer, () for other runs. Raise FleetError if nothing can be."""
     if not options["live"] or plan.partial:
         return ()
     found, problems = live_targets(plan, options["deployment"])
@@ -147,7 +147,7 @@ def requested_live(options: Options, plan: FleetPlan) -> tuple[LiveTarget, ...]:
 def requested_rollout(
     options: Options, plan: FleetPlan, endpoint: EndpointInputs | None, others: Collection[str] = ()
 ) -> RolloutPlan | None:
-    """Return the batches of a run that changes what serves a few at a time; None of another. Raises FleetError.
+    """Return the batches of a run that changes instances a few at a time; None for other runs. Raise FleetError.
 
     A run without an operation only shows what a deploy would do, or needs the plan for something else. others: the
     fleet's GPU hosts that are not in this run.
@@ -172,11 +172,13 @@ def requested_rollout(
 
 
 def _ways_out(operation: str) -> tuple[Problem, ...]:
-    """Return what an operator can do whose deploy is refused for the sake of what serves."""
+    """Return what an operator can do when a deploy is refused for the sake of what serves."""
     if operation != DEPLOY:
         return ()
-    what = "instances that serve would be replaced, which this run does in batches, as upgrade.yml does."
-    return (Problem((), what, "To replace them all at once, and lose what they work on: -e at_once=true."),)
+    what = "instances that serve would be replaced; this run does that in batches, as upgrade.yml does."
+    return (
+        Problem((), what, "To replace them all at once, and lose the requests in progress: -e at_once=true."),
+    )
 
 
 def explain_request(
@@ -204,7 +206,7 @@ def explain_request(
 def requested_measurement(
     options: Options, plan: FleetPlan, rollout: RolloutPlan | None, endpoint: EndpointInputs | None = None
 ) -> NewInstances | None:
-    """Return what a deploy measures of what it starts; None of a run that measures nothing by itself."""
+    """Return what a deploy measures of what it starts; None for a run that measures nothing by itself."""
     if not options["measure"] or options["offline"] or plan.partial:
         return None
     batched = (
@@ -263,7 +265,7 @@ def timeouts(options: Options, data: Mapping[str, Any]) -> dict[str, int]:
 
 
 def hold_seconds(options: Options, data: Mapping[str, Any]) -> int:
-    """Return how long a batch may take at most, in which no call works on the load balancers that it was drained in."""
+    """Return how long a batch may take at most, while no call changes the load balancers that drain it."""
     measured = MEASURED
     if options["operation"] in MEASUREMENTS:
         measured = max(measured, len(KINDS_OF_BENCHMARK) * int(options["measure_timeout"]))
@@ -279,7 +281,7 @@ def _rollout(
 
     wanted = RolloutRequest(
         operation=operation,
-        values=terms(options),
+        values=rollout_variables(options),
         deployment=options["deployment"],
         instance=options["instance"],
         canary=options["canary"],
@@ -310,7 +312,7 @@ def _refused_stops(
     undrained = undrained_hosts(plan, changed, _absent(endpoint))
     if blind and not stops.balancers:
         return undrained
-    return (*problems, *undrained, *refused_stops(plan, terms(options), stops, blind))
+    return (*problems, *undrained, *refused_stops(plan, rollout_variables(options), stops, blind))
 
 
 def _host_stops(options: Options, plan: FleetPlan) -> tuple[HostStops, tuple[Problem, ...]]:
@@ -335,6 +337,6 @@ def _blind(plan: FleetPlan, others: Collection[str]) -> bool:
     return bool(others) and not plan.balancers
 
 
-def terms(options: Options) -> dict[str, Any]:
+def rollout_variables(options: Options) -> dict[str, Any]:
     """Return the variables of the operator that limit a rollout."""
     return {f"rollout_{key}": options[key] for key in ("serial", "min_available", "soak")}

@@ -17,7 +17,7 @@ from ....module_utils.service.generations import (
 )
 from ....module_utils.service.minimum import DEFAULT_MIN_AVAILABLE
 from ...base.text import plural
-from ..explanation.text import wrapped
+from ..explanation.text import titled_paragraph
 from ..generations.bindings import ENDS
 from ..rollout.batches import Batch
 from ..rollout.measurement import grouped, shorten
@@ -34,7 +34,7 @@ VERBS = {
     STOP: "Stop",
     BENCHMARK: "Benchmark",
 }
-NO_WAY_BACK = "what ran before is not recorded, or its engine needs a host that takes no part in this run"
+NO_WAY_BACK = "what ran before is not recorded, or its engine needs a host that is not in this run"
 
 
 def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[str]:
@@ -54,20 +54,24 @@ def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[s
         lines += ["", f"{verb} of {name}: {plural(groups, 'group')} in {plural(len(batches), 'batch', 'es')}"]
         if operation in (UPGRADE, ROLLBACK):
             data = next(item for item in planned.batches if item["deployment"] == name)
-            lines += wrapped("changes", f"generation {data['generation']}: {data['why']}")
+            lines += titled_paragraph("changes", f"generation {data['generation']}: {data['why']}")
         lines += _format_capacity(planned, name)
         for batch in batches:
             if batch.canary:
-                lines += wrapped("canary", _canary(batch, batch.canary, data["lost"]))
+                lines += titled_paragraph("canary", _canary(batch, batch.canary, data["lost"]))
         shown = batches if len(batches) <= SHOWN else batches[: SHOWN - 1]
         for batch in shown:
-            lines += wrapped(f"batch {batch.number}", "; ".join(group.name for group in batch.groups))
+            lines += titled_paragraph(
+                f"batch {batch.number}", "; ".join(group.name for group in batch.groups)
+            )
         if len(shown) < len(batches):
-            lines += wrapped("…", f"{len(batches) - len(shown)} more, the last is batch {batches[-1].number}")
+            lines += titled_paragraph(
+                "…", f"{len(batches) - len(shown)} more, the last is batch {batches[-1].number}"
+            )
         lines += _without_way_back(planned, name)
-        lines += wrapped("waits", _format_timeouts(planned, len(batches), timeouts))
+        lines += titled_paragraph("waits", _format_timeouts(planned, len(batches), timeouts))
     for reason, instances in grouped(planned.unmeasured).items():
-        lines += wrapped("leaves out", f"{shorten(instances)}: {reason}")
+        lines += titled_paragraph("leaves out", f"{shorten(instances)}: {reason}")
     return [*lines, *(f"Warning: {warning}" for warning in planned.rollout.warnings)]
 
 
@@ -81,14 +85,14 @@ def _format_capacity(planned: RolloutPlan, name: str) -> list[str]:
         rule = f" (rollout_min_available: {DEFAULT_MIN_AVAILABLE if kept is None else kept})"
         whose = "" if label == name else f" of {label}"
         text = f"at least {room.min_available} of {room.total}{whose} in the load balancer"
-        lines += wrapped("keeps", text + (rule if room.min_available else "")) if room.stays else []
+        lines += titled_paragraph("keeps", text + (rule if room.min_available else "")) if room.stays else []
     return lines
 
 
 def _without_way_back(planned: RolloutPlan, name: str) -> list[str]:
     lost = [one for item in planned.batches if item["deployment"] == name for one in item["lost"]]
     upgraded = any(item["operation"] == UPGRADE for item in planned.batches if item["deployment"] == name)
-    return wrapped("one way", f"{shorten(lost)}: {NO_WAY_BACK}") if lost and upgraded else []
+    return titled_paragraph("one way", f"{shorten(lost)}: {NO_WAY_BACK}") if lost and upgraded else []
 
 
 def _canary(batch: Batch, canary: RolloutInstance, lost: Collection[str]) -> str:
@@ -125,7 +129,7 @@ def _format_timeouts(planned: RolloutPlan, batches: int, timeouts: Mapping[str, 
 
 
 def unmended_message(action: str, result: Any) -> str:
-    """Return why a host could not be rolled back wholly; `action`: the module that failed."""
+    """Return why a host could not be rolled back completely; `action`: the module that failed."""
     text = message_of(result)
     return f"It serves, and is not held: {text}" if action.endswith("serving_generation") else text
 
@@ -141,15 +145,15 @@ def summarize_rollout(
     """Return what was done.
 
     ended: the number of the batch that ended the rollout. unmended: hosts where the rollback failed. ignored: what was
-    not tried because of earlier holds; a run that succeeds says it in its last play.
+    not tried because of earlier holds; a run that succeeds says so in its last play.
     """
     if not batches:
         return f"{VERBS.get(operation, operation)}: nothing was left to change, and the unfinished rollout is over."
     done = [item for item in batches if ended is None or item["number"] < ended]
     lines = [f"{VERBS.get(operation, operation)}: {plural(_units(done), 'group')} of {_units(batches)} done."]
     lines += [
-        f"Load balancer {name} does not answer: {why.rstrip('.')}. When it is back, run site.yml: it learns then what "
-        "changed."
+        f"Load balancer {name} does not answer: {why.rstrip('.')}. When it is back, run site.yml: it then "
+        "gets the changes."
         for name, why in (verdict.get("lost") or {}).items()
     ]
     if ended is None:
@@ -188,7 +192,7 @@ def summarize_measurement(
     failed: Sequence[str],
     unmended: Mapping[str, str],
 ) -> str:
-    """Return what a measurement did, and in lines of their own what failed, although it went on.
+    """Return what a measurement did, and in lines of their own what failed while it continued.
 
     ended: the number of the batch that ended it. unmended: hosts with instances that were not returned.
     """
@@ -211,7 +215,7 @@ def _resumable_lines(
     batch: Mapping[str, Any], verdict: Mapping[str, Any], unmended: Mapping[str, str]
 ) -> Iterable[str]:
     name = batch["deployment"]
-    yield f"That is no verdict on generation {batch['generation']}, so {name} is not held."
+    yield f"That is not a verdict on generation {batch['generation']}, so {name} is not held."
     back = [host for host in verdict["hosts"] if host not in unmended] if verdict["back"] else []
     if back:
         yield f"Serves with its earlier generation again: {', '.join(back)}."

@@ -73,7 +73,7 @@ def _groups(
             groups[host.host.name] += ["fleet_partial"] if host.partial or host.builds else []
     batches = bool(_batched(rollout))
     for balancer in balancers:
-        # Those that a rollout asks are contacted in the end too, so that one that died meanwhile is named by itself.
+        # Load balancers of a rollout are contacted at the end too, so that one that died meanwhile is named separately.
         if balancer.actions or batches:
             groups.setdefault(balancer.host.name, []).append("todo_load_balancer")
     for name in rollout.hosts if rollout else ():
@@ -82,7 +82,7 @@ def _groups(
         if item.phase:
             groups.setdefault(item.host, []).append("todo_former_balancer")
     for name in new.measured if new else ():
-        if name in groups:  # of another plan of this run otherwise, by which it was not planned again
+        if name in groups:  # else its host belongs to the first plan of this run, and was not planned again
             groups[name].append("todo_benchmark")
     return groups
 
@@ -115,7 +115,7 @@ def _parts(
             mine["balancer"] = {**data["balancers"][name], **returned[name]}
         mine |= balancer_steps(balancers, name, rollout)
         if mine.get("partition"):
-            # What spans hosts starts after all of these, and comes back when the others do.
+            # Engines over several hosts start after all of these, and return to service with the others.
             spans = {*mine.get("spans", ()), *(rollout.batched(name) if rollout else ())}
             mine["partition"] = {**mine["partition"], "into": _moving(balancers, name, spans, "undrain")}
         found[name] = mine

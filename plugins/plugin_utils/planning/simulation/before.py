@@ -33,7 +33,7 @@ class Templates:
     engines: Mapping[str, Mapping[Instance, str]]
 
     def present(self, host: str, name: str, spec: str) -> Running:
-        """Return an instance that runs with these files. One that no record describes listens nowhere."""
+        """Return an instance that runs with these files. An instance without a record listens nowhere."""
         key = host, name, spec
         unknown = Running(host, name, name.rpartition("-")[0], f"{host}/{name}", (), "", None, spec=spec)
         return self.recorded.get(key) or self.wanted.get(key) or unknown
@@ -110,7 +110,7 @@ def _engine(host: str, item: Serving) -> str:
 def first_model(plan: FleetPlan, known: Templates) -> FleetModel:
     """Return the fleet before the run.
 
-    Hosts that this run does not plan are known by the load balancers only: what these send there counts as serving,
+    Hosts that this run does not plan are known by the load balancers only: what gets requests there counts as serving,
     unless the host did not answer.
     """
     instances = [item for host in plan.hosts for item in _observed(host.host, known)]

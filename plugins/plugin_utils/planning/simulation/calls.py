@@ -14,7 +14,7 @@ from typing import Any
 from ..endpoint.servers import Instance
 from .before import Templates
 from .model import FleetModel, Running
-from .rules import IN_USE, NEEDS, TAKEN, Violation, used_twice
+from .rules import IN_USE, NEEDS, TAKEN, Violation, resource_conflicts
 
 Args = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ class SimulatedRun:
     """What calls work on.
 
     Attributes:
-        lacking: by host, the images that instances need and that have not come yet.
+        awaited_images: by host, the images that instances need and that have not arrived yet.
         images: the image of an instance, by host, name and spec hash.
         partitions: hosts whose GPUs have yet to change.
         at_once: the operator accepts that too few serve.
@@ -39,7 +39,7 @@ class SimulatedRun:
 
     model: FleetModel
     known: Templates
-    lacking: dict[str, set[str]]
+    awaited_images: dict[str, set[str]]
     images: Mapping[tuple[str, str, str], str]
     partitions: set[str]
     at_once: bool
@@ -48,7 +48,7 @@ class SimulatedRun:
     changing: tuple[Instance, ...] = ()
 
     def violate(self, rule: str, what: str, *hosts: str) -> None:
-        """Note that the present step breaks a rule."""
+        """Record that the current step breaks a rule."""
         self.found.append(Violation(rule, self.step, what, hosts, self.changing))
 
 
@@ -64,7 +64,7 @@ class Call:
 
 
 def _servers(context: SimulatedRun, args: Args) -> Iterator[tuple[str, str]]:
-    """Yield the servers that a call is about, each with its load balancer, but those that the operator drained."""
+    """Yield the servers that a call is about, each with its load balancer, except those that the operator drained."""
     for entry in args["servers"]:
         balancer = context.model.balancers.get(entry["balancer"])
         if balancer is None or not balancer.exists:
@@ -83,7 +83,7 @@ def _set_state(context: SimulatedRun, _host: str, args: Args) -> None:
         for name in (name for name in entry["servers"] if name not in balancer.servers):
             context.violate(NEEDS, f"load balancer {balancer.name} has no server {name}")
         if args["state"] != "ready":
-            # It waits for what has yet to be checked, where too few would be left without.
+            # It waits for servers that have yet to be checked, where too few would be left without them.
             drained = [balancer.servers[name] for name in entry["servers"] if name in balancer.servers]
             context.model.count_on(balancer.name, {model for server in drained for model in server.models})
     for name, server in _servers(context, args):
@@ -146,13 +146,13 @@ def _start(context: SimulatedRun, host: str, args: Args) -> None:
 
 
 def start_instance(context: SimulatedRun, item: Running) -> None:
-    """Start an instance, whose image has to be there, and whose ports and GPUs have to be free."""
+    """Start an instance, whose image must be there, and whose ports and GPUs must be free."""
     image = context.images.get((*item.of, item.spec), "")
-    if image in context.lacking.get(item.host, ()):
+    if image in context.awaited_images.get(item.host, ()):
         context.violate(NEEDS, f"{item.name} starts before its image {image} is there", item.host)
     if item.host in context.partitions:
         context.violate(NEEDS, f"{item.name} starts before the GPUs have their partition modes", item.host)
-    for what in used_twice(context.model.on(item.host), item):
+    for what in resource_conflicts(context.model.on(item.host), item):
         context.violate(TAKEN, f"{item.name} starts with {what}", item.host)
     context.model.start(item)
 
@@ -172,7 +172,7 @@ def _wait(context: SimulatedRun, instance: Instance) -> None:
 
 
 def _measure(context: SimulatedRun, host: str, args: Args) -> None:
-    """Load instances with requests, which users' may not share."""
+    """Load instances with requests, while those of users must go elsewhere."""
     if args.get("phase") == "failed" or context.at_once:
         return
     described = [args.get("old") if args.get("phase") == "before" else args.get("new"), args.get("reference")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say which clients have to change because of a run, and when. Pure."""
+"""List which clients must change because of a run, and when. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..plan.host_plan import FleetPlan, HostPlan
 
 
 def client_changes(plan: FleetPlan) -> list[str]:
-    """Return what clients have to change; nothing for what stays as it is."""
+    """Return what clients must change; nothing for what stays as it is."""
     found: dict[str, None] = {}
     for balancer in plan.balancers:
         for line in (*_names(balancer), *_addresses(balancer), *_keys(balancer)):

@@ -62,7 +62,7 @@ class SimulatedBalancer:
 
     exists: it has a configuration. absent: this run neither asks nor configures it, as it is not in its group.
     unproven: servers that were configured or returned, or whose instances started, and that nothing has waited for
-    since: it may have yet to check them. They are no capacity.
+    since: it may have yet to check them. They do not count as capacity.
     awaited: such servers that are capacity, as whatever took others out of service has waited until enough are.
     at: its servers by host and port.
     """
@@ -81,7 +81,7 @@ class SimulatedBalancer:
     def configure(self, servers: Mapping[str, BackendServer]) -> None:
         """Put another configuration in use; a server continues the former one of its place, whatever its name is.
 
-        It is asked for the first of its model names: another than it was asked for has to be checked anew.
+        It is asked for the first of its model names: if that changes, the server must be checked again.
         """
         drained = places_of({name: self.servers[name] for name in self.drained})
         carried = self.carried(servers)
@@ -96,7 +96,7 @@ class SimulatedBalancer:
         }
 
     def carried(self, servers: Mapping[str, BackendServer]) -> dict[str, str]:
-        """Return the present server whose state each one of another configuration goes on with; "" for none."""
+        """Return the present server whose state each server of another configuration inherits; "" for none."""
         former = places_of(self.servers)
         return {
             name: continued(replace(server, models=server.models[:1]), former)
@@ -150,7 +150,7 @@ class FleetModel:
         self._engine_changed(item)
 
     def stop(self, instance: Instance) -> None:
-        """Have an instance run no more."""
+        """Remove an instance that ran."""
         item = self.instances.pop(instance, None)
         if item:
             self._on[item.host].discard(item.name)
@@ -210,7 +210,7 @@ class FleetModel:
                 self._count(balancer, instance)
 
     def remove_balancer(self, name: str) -> None:
-        """Have a load balancer exist no more."""
+        """Remove a load balancer."""
         balancer = self.balancers[name]
         balancer.exists = False
         for instance in self._behind(balancer):
@@ -227,7 +227,7 @@ class FleetModel:
             self._count(balancer, instance)
 
     def give_key(self, host: str) -> None:
-        """Write the present key on a host: its instances accept it beside the one with which they were started."""
+        """Write the present key on a host: its instances accept it as well as the one they started with."""
         self.keys[host] = PRESENT
         for item in self.on(host):
             for balancer in self.balancers.values():
@@ -238,7 +238,7 @@ class FleetModel:
     def listener(self, balancer: str, server: BackendServer) -> Running | None:
         """Return the instance that listens where a load balancer sends the requests for a server, and takes its key.
 
-        It is another one than the server's where that has yet to get the port.
+        It is not the server's own instance where that has yet to get the port.
         """
         there = self.balancers[balancer]
         for instance in self._at.get(self._port(there, server), ()):
@@ -278,7 +278,7 @@ class FleetModel:
         return name not in self.balancers[balancer].unproven and self.may_serve(balancer, name)
 
     def may_serve(self, balancer: str, name: str) -> bool:
-        """Return the same of a server that the load balancer may have yet to check."""
+        """Return whether a server serves, or will once the load balancer has checked it."""
         there = self.balancers[balancer]
         server = there.servers[name]
         if not there.exists or name in there.drained:
@@ -289,7 +289,7 @@ class FleetModel:
     def forgotten(self, name: str, servers: Mapping[str, BackendServer]) -> list[str]:
         """Return the servers of a load balancer that get requests and have no place in another configuration.
 
-        What another server there has the address of goes on under that one's name.
+        A server whose address another one has there continues under that one's name.
         """
         there = self.balancers.get(name)
         targets = {server.target for server in servers.values()}

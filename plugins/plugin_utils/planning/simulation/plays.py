@@ -116,7 +116,7 @@ class Playbook:
 
     def _fetch(self) -> None:
         self.context.step = "fetching images and weights"
-        self.context.lacking.clear()
+        self.context.awaited_images.clear()
 
     def _key(self) -> None:
         self.context.step = "writing the instances' key on hosts"

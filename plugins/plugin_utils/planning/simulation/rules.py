@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds between any two steps of a run, and what a step needs. Pure.
+"""What must hold between any two steps of a run, and what a step needs. Pure.
 
 1. For every model name that clients may ask before and after the run, each load balancer keeps the minimum in service.
-2. No step needs what an earlier one has not made.
+2. No step needs anything that no earlier step has made.
 3. Nothing that a load balancer sends requests to is stopped or loaded; no GPU or port is used twice.
 4. The run ends with what the inventory asks for.
 """
@@ -51,7 +51,7 @@ def requirements(
     min_available: Count | None,
     lost: Collection[str] = (),
 ) -> dict[Asked, Requirement]:
-    """Return what has to stay in service, for each name that a load balancer is asked for before and after the run.
+    """Return what must stay in service, for each name that a load balancer is asked for before and after the run.
 
     afterwards: the servers of each load balancer after the run, on hosts that answer. By default a single engine need
     not stay. lost: hosts that do not answer, of which it is not known what runs.
@@ -83,7 +83,7 @@ def requirements(
 def _models_of(model: FleetModel, balancer: str, server: BackendServer) -> tuple[str, ...]:
     """Return the names that the instance of a server answers to; the server's if no record has the instance.
 
-    A server whose instance has yet to come to its address is none: it listens elsewhere, or works for another server.
+    There are none for a server whose instance has yet to get its address: it listens elsewhere, or works for another.
     """
     item = model.instances.get(server.of)
     if item is None:
@@ -102,7 +102,7 @@ def _engines(servers: Iterable[BackendServer]) -> dict[str, dict[tuple[str, str]
     return found
 
 
-def used_twice(there: Iterable[Running], item: Running) -> list[str]:
+def resource_conflicts(there: Iterable[Running], item: Running) -> list[str]:
     """Return what an instance that starts on a host would use that others there use."""
     found = []
     shares: dict[str, float] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a plan through the model of its fleet, and check after every step what has to hold. Pure."""
+"""Run a plan through the model of its fleet, and check after every step what must hold. Pure."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class _Checks:
 def _check_end(
     context: SimulatedRun, plan: FleetPlan, afterwards: Mapping[str, Sequence[BackendServer]]
 ) -> None:
-    """Check that the run ends with what it is to end with."""
+    """Check that the run ends as it should."""
     model = context.model
     for host in plan.hosts:
         name = host.host.name

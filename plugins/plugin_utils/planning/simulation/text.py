@@ -33,11 +33,11 @@ def _problem(item: Violation, reasons: Mapping[Instance, str]) -> Problem:
     fix = FAULT
     if item.rule == TAKEN:
         fix = (
-            "This run does not stop what has it, such as an engine whose other hosts do not answer. Bring these back "
+            "This run does not stop what uses it, such as an engine whose other hosts do not answer. Bring these back "
             "first, or leave the edit out until then."
         )
     if item.rule in (CAPACITY, IN_USE):
-        fix = f"Make the edits one at a time, or accept that clients get 503 meanwhile: {WORD}."
+        fix = f"Make the edits one at a time, or accept that clients get 503 in the meantime: {WORD}."
     return Problem((), f"{item.step}: {item.what}.{because}", fix, item.hosts)
 
 

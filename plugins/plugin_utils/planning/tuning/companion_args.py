@@ -10,7 +10,7 @@ from ....module_utils.engines.mounts import snapshot_dir
 from ...knowledge.vllm.flag_values import Value, token
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason
-from .companion_models import ADAPTER, DRAFT, TOKENIZER, ModelRepository, adapter_of, companions, mapping
+from .companion_models import ADAPTER, DRAFT, TOKENIZER, ModelRepository, adapter_of, companions, map_or_empty
 from .tune import TunedSettings
 
 CONFIG_FLAG, DRAFT_FLAG, LORA_FLAG = "--speculative-config", "--speculative-model", "--lora-modules"
@@ -53,9 +53,9 @@ def _put(pin: Pin, args: dict[str, Value], reasons: list[Reason]) -> None:
     if item.use == DRAFT and args.get(DRAFT_FLAG) == item.repo:  # it has no flag for a revision
         args[DRAFT_FLAG] = place
         reasons.append(_reason(DRAFT_FLAG, place, pin))
-    elif item.use == DRAFT and mapping(args.get(CONFIG_FLAG)):
+    elif item.use == DRAFT and map_or_empty(args.get(CONFIG_FLAG)):
         own = {"revision": commit}
-        args[CONFIG_FLAG] = dict(sorted({**mapping(args[CONFIG_FLAG]), **own}.items()))
+        args[CONFIG_FLAG] = dict(sorted({**map_or_empty(args[CONFIG_FLAG]), **own}.items()))
         reasons.append(_reason(CONFIG_FLAG, token(own), pin))
 
 
@@ -63,7 +63,7 @@ def _placed(entry: Value, repo: str, place: str) -> Value:
     """Return an entry of lora_modules, with the directory of the adapter if the entry is for this one."""
     if adapter_of(entry) != repo:
         return entry
-    given = mapping(entry)
+    given = map_or_empty(entry)
     if not given:
         return f"{str(entry).partition('=')[0]}={place}"
     return {**given, "path": place}

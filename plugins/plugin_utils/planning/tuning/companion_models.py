@@ -59,7 +59,7 @@ class ModelRepository:
         return pin.selection(self.excluded(pin), self.include)
 
 
-def repositories(deployment: Deployment) -> tuple[ModelRepository, ...]:
+def required_repositories(deployment: Deployment) -> tuple[ModelRepository, ...]:
     """Return all repositories of the deployment: the model, unless that is a path, and its companions."""
     if deployment.local_model:
         return companions(deployment)
@@ -74,7 +74,7 @@ def companions(deployment: Deployment) -> tuple[ModelRepository, ...]:
 
 
 def unmounted_paths(deployment: Deployment) -> tuple[str, ...]:
-    """Return warnings about paths that no mount puts into the container, so the image would have to contain them."""
+    """Return warnings about paths that no mount puts into the container, so the image would need to contain them."""
     places = [mount.split(":")[1] for mount in deployment.runtime.extra_mounts]
     places.append(deployment.model if deployment.local_model else HF_MOUNT)
     found = []
@@ -172,8 +172,8 @@ def _speculation(deployment: Deployment) -> dict[str, Any]:
     """Return the configuration of speculation in any spelling, by the keys of --speculative-config."""
     flags = dict(deployment.engine_args)
     found = {
-        **mapping(dict(deployment.settings).get("speculative")),
-        **mapping(flags.get("speculative_config")),
+        **map_or_empty(dict(deployment.settings).get("speculative")),
+        **map_or_empty(flags.get("speculative_config")),
     }
     for key in ("model", "draft_tensor_parallel_size"):
         old = flags.get("speculative_model" if key == "model" else f"speculative_{key}")
@@ -215,12 +215,12 @@ def _place_of_draft(deployment: Deployment) -> Path:
 
 def adapter_of(item: Value) -> str:
     """Return the path in an entry of lora_modules: {"name": …, "path": …}, or name=path."""
-    entry = mapping(item)
+    entry = map_or_empty(item)
     if entry:
         return str(entry.get("path") or "")
     return item.partition("=")[2] if isinstance(item, str) else ""
 
 
-def mapping(value: Value) -> Mapping[str, Any]:
+def map_or_empty(value: Value) -> Mapping[str, Any]:
     """Return a map; empty for anything else."""
     return value if isinstance(value, Mapping) else {}

@@ -22,7 +22,7 @@ class SettingConflict:
 class Decisions:
     """The decisions so far. Maps of one flag are merged; a decided value never changes.
 
-    meaning: what a variable's text is read as, so that "True" contradicts no "1".
+    meaning: what a variable's text is read as, so that "True" does not contradict "1".
     """
 
     def __init__(self, meaning: Callable[[str, str], object] = lambda name, text: text) -> None:
@@ -42,7 +42,7 @@ class Decisions:
         return None
 
     def add(self, args: Mapping[str, Value], env: Mapping[str, str], reason: str, source: str) -> None:
-        """Decide these, which `clash` must have accepted; what was decided earlier keeps its reason."""
+        """Decide these, in which `conflict` must have found none; what was decided earlier keeps its reason."""
         for name, given in args.items():
             value, held = _ordered(given), self.args.get(name)
             if isinstance(held, Mapping) and isinstance(value, Mapping):
@@ -51,7 +51,7 @@ class Decisions:
                 continue
             else:
                 self.args[name] = value
-            self.reasons.append(Reason(name, shown(value), reason, source))
+            self.reasons.append(Reason(name, value_text(value), reason, source))
         for name, text in env.items():
             if name not in self.env:
                 self.env[name] = text
@@ -99,7 +99,7 @@ def _merged(a: Mapping[str, Value], b: Mapping[str, Value]) -> dict[str, Value]:
     return result
 
 
-def shown(value: Value) -> str:
+def value_text(value: Value) -> str:
     """Return a value as the plan explains it."""
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -30,7 +30,7 @@ def software_of(deployment: Deployment, host: Host, lock: Lock, knowledge: Knowl
     The deployment's vllm_version takes precedence over an exact tag of the catalogue, and that over the probe; each
     source fills in what the ones before it leave open. Tags that move, and tags whose digest is not the documented one,
     are not trusted: they are asked, and without a node that could be asked the newest release is assumed. vllm is None
-    if the probe found no vLLM in the image. A fork is what it is by whichever of them it is recognized.
+    if the probe found no vLLM in the image. A fork may be recognized by any of these sources.
     """
     pin = lock.image(deployment.image) if deployment.image else None
     asked = _probed(deployment, host, pin, lock)
@@ -84,7 +84,7 @@ def _newest(facts: ImageFacts, knowledge: Knowledge) -> ImageFacts:
 
 
 def wrong_dockerfile(deployment: Deployment, forks: Forks) -> tuple[Problem, ...]:
-    """Report a Dockerfile that the commit to be built has elsewhere."""
+    """Report a Dockerfile that the commit to be built has at another path."""
     build = deployment.build
     fork = forks.of_build(build.repo, build.ref) if build else None
     if not build or not fork or build.dockerfile == fork.dockerfile:
@@ -145,7 +145,7 @@ def merge_probed(fleet: Fleet, lock: Lock) -> Lock:
     """Return the lock with the results of probing its images on any host; the same object if there are no new ones.
 
     So an image is probed once for all hosts, and plans without hosts use the result too. Hosts that contradict each
-    other about one digest leave it open: what one of them says is not taken for all.
+    other about one digest leave it open: the result of one host does not stand for all.
     """
     wanted: dict[str, list[tuple[str, ImagePin]]] = {}
     for ref in {item.image for host in fleet.hosts for item in host.deployments if item.image}:

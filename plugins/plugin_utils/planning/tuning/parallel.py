@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ....module_utils.common.errors import Problem
 from ....module_utils.common.hashing import canonical, text_hash
-from ...knowledge.vllm.flags import FlagTable, absent
+from ...knowledge.vllm.flags import FlagTable, absence_finding
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason, deployment_key
-from ..placement.ranks import Rank, external
+from ..placement.ranks import Rank, has_external_ranks
 from ..placement.slots import Slot
 from .tune import TunedSettings
 
@@ -70,14 +70,14 @@ def launcher_since(table: FlagTable) -> str:
     return str(table.ever["--nnodes"]["present"][0][0])
 
 
-def problems(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
-    """Return the features of the deployment that a release lacks, with the release that introduced them."""
+def parallel_problems(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
+    """Return the features of the deployment that a release does not have, with the release that introduced them."""
     if uses_ray(deployment, table):
         return _other_executor(deployment, table)
     wanted = {}
     if deployment.data_parallel_size > 1:
         wanted["data_parallel_size"] = "data_parallel_size"
-        if external(deployment):
+        if has_external_ranks(deployment):
             wanted["data_parallel_rank"] = "data_parallel_balancing"
         elif deployment.nodes > 1:
             wanted["data_parallel_size_local"] = "nodes"
@@ -85,7 +85,7 @@ def problems(deployment: Deployment, table: FlagTable) -> tuple[Problem, ...]:
                 wanted["data_parallel_hybrid_lb"] = "data_parallel_balancing"
     found = []
     for flag, key in wanted.items():
-        finding = None if table.get(flag) else absent(table, "--" + flag.replace("_", "-"))
+        finding = None if table.get(flag) else absence_finding(table, "--" + flag.replace("_", "-"))
         if finding is not None and finding.is_error:
             what = f"needs {finding.subject}, which {finding.what}."
             found.append(Problem((*deployment.path, key), what, "Use an image with a newer vLLM."))
@@ -101,7 +101,9 @@ def _other_executor(deployment: Deployment, table: FlagTable) -> tuple[Problem, 
         asked = dict(values).get(key)
         if asked not in (None, "ray"):
             since = launcher_since(table)
-            what = f"{asked} cannot span hosts in vLLM {table.release.requested}; it can from {since} on."
+            what = (
+                f"{asked} cannot span hosts in vLLM {table.release.requested}; {since} is the first that can."
+            )
             fix = "Use a newer vLLM, or leave it out: older releases join hosts with Ray."
             return (Problem((*deployment.path, where, key), what, fix),)
     return ()
@@ -194,7 +196,7 @@ def _nodes(deployment: Deployment, rank: Rank) -> Iterator[Argument]:
 def _data_parallel(deployment: Deployment, rank: Rank) -> Iterator[Argument]:
     balancing = deployment_key(deployment, "data_parallel_balancing")
     where = f"the address of {rank.hosts[0]}, the first host" if rank.hosts else "all ranks are on this host"
-    if external(deployment):
+    if has_external_ranks(deployment):
         reason = "each rank is a server of its own, and the proxy in front of them balances"
         yield Argument("data_parallel_rank", rank.data_rank, reason, balancing)
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge switches beside each other: whether a recipe would void the operator's, and which have no effect. Pure."""
+"""Judge switches together: whether a recipe would cancel the operator's, and which have no effect. Pure."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ from ...knowledge.vllm.settings import SettingsBook, render_setting
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason, deployment_key
 from ..desired.reserved_flags import ENGINE_OWNED
-from ..placement.gpu_shares import SHARED_PART, UTILIZATION, on_one_gpu
-from .decisions import Decisions, shown
+from ..placement.gpu_shares import SHARED_PART, UTILIZATION, own_instances_per_gpu
+from .decisions import Decisions, value_text
 from .switch_judge import SwitchJudge
 
 SPLIT = "amd-vllm-v1-guide#configure-the-gpu-memory-utilization-parameter"
@@ -141,7 +141,7 @@ def tune(
     selection = _select(deployment, knowledge, model, context, given)
     shared = _shared_gpu_choice(deployment, given)
     forced = resolver.backend_instead((*shared, *selection.choices), judge)
-    if forced:  # what goes with a backend is chosen for the one that is there
+    if forced:  # settings that go with a backend are chosen for the one in effect
         selection = _select(deployment, knowledge, model, context, {**given, **forced})
     resolver.take_choices((*shared, *selection.choices), judge)
     resolver.take_rules(selection.advice)
@@ -260,7 +260,7 @@ class SettingsResolver:
                 continue
             voided = judge.overruled(self.decisions, found.args, found.env) if judge else ""
             if voided:
-                why = f"beside it {voided}, which the deployment sets, would have no effect"
+                why = f"with it {voided}, which the deployment sets, would have no effect"
                 self.leave_out(choice.setting, choice.value, why, choice.source)
                 continue
             reason = choice.reason
@@ -279,10 +279,10 @@ class SettingsResolver:
 
     def leave_out(self, setting: str, value: Value, why: str, source: str) -> None:
         """Record a recommendation that is not followed, and why."""
-        self.omitted.append(Reason(setting, shown(value), why, source))
+        self.omitted.append(Reason(setting, value_text(value), why, source))
 
     def check_switches(self, judge: SwitchJudge | None) -> None:
-        """Warn of the operator's switches that do nothing beside the others."""
+        """Warn of the operator's switches that have no effect next to the others."""
         if not judge:
             return
         named = [name for name, _text in self.deployment.env if name not in self.silent]
@@ -337,7 +337,7 @@ class SettingsResolver:
 
     def check_share(self, knowledge: Knowledge) -> None:
         """Report instances on one GPU that together request more than its memory."""
-        count, name = on_one_gpu(self.deployment), UTILIZATION
+        count, name = own_instances_per_gpu(self.deployment), UTILIZATION
         part = self.decisions.args.get("--gpu-memory-utilization", knowledge.default(name, self.book.release))
         if count > 1 and isinstance(part, (int, float)) and part * count > 1:
             what = (
@@ -364,7 +364,7 @@ def _select(
     given: Mapping[str, Value],
 ) -> RecipeSelection:
     recipes = knowledge.recipes
-    if not deployment.recipes:  # what cannot work is refused nevertheless
+    if not deployment.recipes:  # what cannot work is still refused
         recipes = tuple(replace(recipe, settings=()) for recipe in recipes)
     return select_recipes(recipes, model, context, given)
 
@@ -400,7 +400,7 @@ def _past(
     if not deployment.recipes:
         return ()
     return tuple(
-        Reason(item.setting, shown(item.value), f"only before vLLM {until}: {item.reason}", item.source)
+        Reason(item.setting, value_text(item.value), f"only before vLLM {until}: {item.reason}", item.source)
         for item, until in past_choices(knowledge.recipes, model, context, known)
     )
 
@@ -476,7 +476,7 @@ def _draft_tokens(speculative: Any) -> int:
 
 
 def _needs_v0_engine(given: Mapping[str, Value]) -> bool:
-    """Return whether vLLM falls back to the V0 engine because V1 lacks a configured feature.
+    """Return whether vLLM falls back to the V0 engine because V1 does not have a configured feature.
 
     If VLLM_USE_V1 is set, vLLM stops instead.
     """
