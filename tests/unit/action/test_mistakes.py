@@ -204,7 +204,7 @@ MISTAKES = {
 # Mistakes in values, and more files that look left behind, at night: each costs a run.
 AT_NIGHT = {
     "old deployments": Mistake(
-        ("deployments_old.yml: looks left behind", "it sets vllm_deployments."),
+        ("deployments_old.yml: looks left behind", "It sets vllm_deployments."),
         lambda place: shutil.copy(place / DEPLOYMENTS, place / GROUP_VARS / "deployments_old.yml"),
     ),
     "a file beside the group's directory": Mistake(
