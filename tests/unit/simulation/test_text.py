@@ -38,9 +38,9 @@ FLAG = ({**LLAMA, "engine_args": {"max_num_seqs": 64}},)
 @pytest.mark.parametrize(
     ("rule", "fix"),
     [
-        (CAPACITY, "accept that clients get 503 meanwhile"),
-        (IN_USE, "accept that clients get 503 meanwhile"),
-        (TAKEN, "This run does not stop what has it"),
+        (CAPACITY, "accept that clients get 503 in the meantime"),
+        (IN_USE, "accept that clients get 503 in the meantime"),
+        (TAKEN, "This run does not stop what uses it"),
         (NEEDS, "report this plan"),
         (END, "report this plan"),
     ],
