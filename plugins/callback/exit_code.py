@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callback plugin: the exit code of a run that did everything but what a failed task with a code of its own names."""
+"""Callback plugin: the exit code of a run that did everything except what a failed task with an exit code of its own
+names.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ name: exit_code
 type: aggregate
 short_description: End with the exit code that the only failed task names
 description:
-  - ansible-playbook ends with 2 if a host failed, whatever it was. If all tasks that failed have the variable
+  - ansible-playbook ends with 2 if a host failed, whatever the failure. If all tasks that failed have the variable
     C(exit_code), and every host was reached, this plugin ends the run with its value instead.
   - A run of site.yml, deploy.yml or upgrade.yml that left out an edit of a held deployment, and did everything else,
-    thereby ends with 10.
+    then ends with 10.
   - Enable it as the last of C(callbacks_enabled), because callbacks after it do not get the event of the recap.
 requirements:
   - enabled in the configuration, as the ansible.cfg of the collection's repository has it

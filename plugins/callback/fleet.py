@@ -8,9 +8,9 @@ name: fleet
 type: stdout
 short_description: Ansible's usual output with readable errors, and a closing summary
 description:
-  - Prints the same as the callback default, except for errors. The reason of a failed task is printed as lines of text.
-    Problems of a plan's input are printed once, at the end of the run. With -v, errors are also printed as by the
-    callback default.
+  - Prints the same as the callback default, except for errors. The reason for a failed task is printed as lines of
+    text. Problems of a plan's input are printed once, at the end of the run. With -v, errors are also printed as by
+    the callback default.
   - After the recap, lists each host that failed or could not be reached, with the host's first error and its task,
     and prints the next step. Hosts with the same error are listed together.
   - Uses results as Ansible shows them, so values that no_log hides stay hidden.
@@ -39,13 +39,13 @@ PLANS = ("instinct.fleet.fleet_plan", "instinct.fleet.bench_plan")
 """They refuse the input before anything is done, with all of its problems."""
 STATUS = "instinct.fleet.instance_status"
 VERDICTS = tuple(f"instinct.fleet.{name}" for name in ("rollout_verdict", "accuracy_report", "burnin_report"))
-"""They judge all hosts, and fail on the one where they are run."""
+"""They judge all hosts, and fail on the host where they run."""
 FINDING = "the finding of a playbook that only reads"
-"""The action of a task `ansible.builtin.fail` that is run once: its text says what to do, and no host has failed."""
+"""The action of a task `ansible.builtin.fail` with run_once: its text says what to do, and no host has failed."""
 LINES = 6
 WIDTH = 400
 NEW_OBJECTS = 50_000
-"""How many objects have to be made before Python looks for cycles among them; 700 by default."""
+"""How many objects are made before Python looks for cycles among them; 700 by default."""
 
 
 class HostError(NamedTuple):
@@ -68,7 +68,7 @@ class CallbackModule(Default):
     CALLBACK_NAME = "fleet"
 
     def __init__(self) -> None:
-        """Collect garbage less often: what was imported stays, and parsed YAML is a hundred thousand objects.
+        """Collect garbage less often: imported modules stay, and parsed YAML is a hundred thousand objects.
 
         The workers, of which one plans, inherit this.
         """
@@ -120,8 +120,8 @@ class CallbackModule(Default):
     def _import_ahead(self) -> None:
         """Import the actions of the play's tasks while other hosts are still at work.
 
-        Ansible imports an action when its task begins, and fleet_plan brings the whole planner. Unless it is excluded
-        from garbage collection, too, the worker that plans collects among all of it, a sixth of its time.
+        Ansible imports an action when its task begins, and fleet_plan imports the whole planner. Unless that is
+        excluded from garbage collection, too, the worker that plans collects among all of it, a sixth of its time.
         """
         if self.ahead:
             for name in self.ahead:
@@ -188,7 +188,7 @@ class CallbackModule(Default):
         if is_finding(result.task):
             action = FINDING
         error = HostError(result.task.get_name(), text, text.replace(address, ""), action)
-        if action in VERDICTS:  # it tells of what was rescued before, too
+        if action in VERDICTS:  # it also reports what was rescued before
             self.errors[name] = error
         self.errors.setdefault(name, error)
 
@@ -230,8 +230,8 @@ def summary(
 ) -> list[str]:
     """Return the lines of the closing summary.
 
-    planning: the plan itself failed, so nothing was applied. balancers: all load balancers, which a run needs that
-    changes what serves. Of a rollout or measurement of all hosts, those that failed are in its report: the task failed
+    planning: the plan itself failed, so nothing was applied. balancers: all load balancers; a run that changes what
+    serves needs them. Of a rollout or measurement of all hosts, those that failed are in its report: the task failed
     on the one that printed it, and the operation is run again as a whole.
     """
     lines = []

@@ -12,7 +12,7 @@ options:
   lease:
     description:
       - Which run of C(ansible-playbook) this is, and what its plan saw. While the module works, and for two minutes
-        after, other runs are refused on this node; so is this one if another run is at work, or has changed the node
-        since the plan. The module's action plugin sets it; leave it out.
+        afterwards, other runs are refused on this node; so is this one if another run is at work, or has changed the
+        node since the plan. The module's action plugin sets it; leave it out.
     type: dict
 """

@@ -11,19 +11,19 @@ class ModuleDocFragment:
 options:
   registry_override:
     description:
-      - Mirrors of registries, as the variable of this name has them. An image of a mirror, or of the content store,
-        counts as the one of its own registry. The action plugin adds the host's.
+      - Mirrors of registries, as the variable of this name has them. An image from a mirror, or from the content store,
+        counts as the one from its own registry. The action plugin adds the host's.
     type: dict
     default: {}
   push_repositories:
     description:
-      - Repositories to which the toolkit pushes images that hosts have built; a name there is nobody else's. The action
+      - Repositories to which the toolkit pushes images that hosts have built; nobody else uses names there. The action
         plugin adds those of C(fleet.lock.json) and of the deployments.
     type: list
     elements: str
     default: []
   cache_dirs:
-    description: The C(HF_HOME) directories to look into.
+    description: The C(HF_HOME) directories to search.
     type: list
     elements: path
     default: [/var/lib/instinct-fleet/hf]

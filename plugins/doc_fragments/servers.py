@@ -76,7 +76,7 @@ options:
             starting server's log that prove it (C(lines)). Without it, no log is checked for that.
         type: dict
       memory:
-        description: What is recorded beside the memory that vLLM measures at its start (C(key), and the prediction).
+        description: What is recorded with the memory that vLLM measures at startup (C(key), and the prediction).
         type: dict
       ready_timeout:
         description: Seconds from the start to the first tokens. Default is 1800.

@@ -12,7 +12,7 @@ description:
   - Returns those of the given groups that the inventory has, for a play's C(hosts).
   - Ansible templates C(hosts) before it contacts a host. This plugin therefore fails the run there, with nothing
     contacted, for an inventory that is missing, unreadable or has invalid YAML, for misspelled groups and files of
-    variables, for such files that look left behind, are not read or set a variable a second time, for a C(--limit) or
+    variables, for such files that look left over, are not read or set a variable a second time, for a C(--limit) or
     tag that matches nothing, for C(--start-at-task), for former names of the toolkit's variables, and for misspelled
     names or invalid values of them given with C(-e).
 options:
@@ -21,12 +21,12 @@ options:
     type: list
     elements: str
   needs:
-    description: A group that needs a host, too, though the play does not run on it.
+    description: Another group that needs a host, though the play does not run on it.
     type: str
     default: ""
   leaving:
     description:
-      - Whether the run takes hosts apart. It needs a C(--limit), and in it a host that is no load balancer; returns
+      - Whether the run takes hosts apart. It needs a C(--limit), and in it a host that is not a load balancer; returns
         C(all), as such a host may have left the groups.
     type: bool
     default: false
@@ -132,7 +132,8 @@ class LookupModule(LookupBase):
     def _limit_problems(
         self, names: Sequence[str], groups: Mapping[str, list[str]], limit: str | None, leaving: bool = False
     ) -> Iterator[Problem]:
-        """Yield what --limit names in vain, and that it leaves no host of the groups, or none that can leave."""
+        """Yield patterns of --limit that match nothing, and that it leaves no host of the groups, or none that can
+        leave."""
         if not limit:
             yield from [run_input.unlimited_problem()] if leaving else ()
             return
@@ -154,7 +155,7 @@ class LookupModule(LookupBase):
         there = [name for name in names if name in groups]
         if there and not unmatched and not inventory.get_hosts(there):
             what = f"--limit {limit}: leaves no host of the group {' or '.join(there)}."
-            yield Problem((), what, "Name hosts or groups of it.")
+            yield Problem((), what, "Name hosts of that group, or groups in it.")
 
     def _unparsed(self) -> list[str]:
         """Return the sources that Ansible could not parse. Only its warnings say so, and it keeps those."""
