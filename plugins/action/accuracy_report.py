@@ -62,7 +62,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.va
 )
 
 RESULTS, FAILURE = ("__accuracy_result", "__accuracy_lm_eval"), "__accuracy_failure"
-"""Variables of a host: what its instances answered; and why a task of it failed."""
+"""Variables of a host: what its instances answered, and why one of its tasks failed."""
 REPORT = "accuracy.txt"
 
 
@@ -83,7 +83,7 @@ class ActionModule(ControllerAction):
     }
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what to ask; or the verdicts, after they were written."""
+        """Return what to ask, or write the verdicts and return them."""
         knowledge = Knowledge(CATALOG)
         shipped, known = knowledge.accuracy["sets"], knowledge.accuracy["tasks"]
         names = parse_tasks(options["tasks"], [*shipped, *known])
@@ -115,7 +115,7 @@ class ActionModule(ControllerAction):
                 for verdict in verdicts
             },
         }
-        redact = Redactor()  # modules masked what they know; this is for what looks like a secret
+        redact = Redactor()  # modules have masked the secrets that they know; this masks what looks like one
         files = {
             FILE: json_text(redact.data(summary)),
             REPORT: redact(report_text(run, options["live"], verdicts, against, failures)),
@@ -196,7 +196,7 @@ def _reports(results_dir: Path, deployments: Iterable[str]) -> list[str]:
 
         return [str(path) for path in rewrite_newest(results_dir, deployments)]
     except (FleetError, OSError, ValueError, LookupError, ImportError) as error:
-        return [f"The report of the newest benchmark is as it was: {error}"]
+        return [f"The report of the newest benchmark was not changed: {error}"]
 
 
 def _failure(values: Mapping[str, Any]) -> str:

@@ -22,8 +22,8 @@ class ActionModule(LeasedAction):
     def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the module's other parameters. Raise AnsibleActionFail for former names of the operator's variables.
 
-        The plan refuses those that no file of group_vars or host_vars sets. But drain.yml makes none, and would drain
-        more than such a limit allows.
+        The plan refuses former names that no file of group_vars or host_vars sets. drain.yml makes no plan, and would
+        drain more than such a limit allows.
         """
         wrong = [f"{name}: is now called {FORMER[name]}. Rename it." for name in FORMER if name in facts]
         if wrong:

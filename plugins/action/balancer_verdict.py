@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide what load balancers' answers mean for a run; reads their results, decides nothing itself.
+"""Decide what load balancers' answers mean for a run; read their results, and decide nothing here.
 
 Documentation: plugins/modules/balancer_verdict.py (`ansible-doc -t module instinct.fleet.balancer_verdict`).
 """
@@ -24,7 +24,7 @@ class ActionModule(ControllerAction):
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the load balancers that did not answer; fail if none did, or if the operator wants all."""
         found = answers_of(options["results"])
-        # A question, which is asked before anything is set, does not end what one load balancer can do.
+        # A query before anything is set must not end a run that one load balancer is enough for.
         by = "run" if self._task.check_mode else options["by"]
         problem = found.problem(by)
         result = {"changed": False, "lost": dict(found.lost), "warnings": found.warnings(by)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the results of runs: reads the results directory, writes comparisons/; the judgement is made elsewhere.
+"""Compare the results of runs: read the results directory, write comparisons/, and judge nothing here.
 
 Documentation: plugins/modules/bench_compare.py (`ansible-doc -t module instinct.fleet.bench_compare`).
 """

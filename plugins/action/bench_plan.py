@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan what a run measures: reads the hosts' suites and what they keep, has it planned, shows it; decides nothing.
+"""Plan what a run measures: read the hosts' suites and what they keep, have it planned, show it, and decide nothing
+here.
 
 Documentation: plugins/modules/bench_plan.py (`ansible-doc -t module instinct.fleet.bench_plan`).
 """
@@ -65,5 +66,5 @@ class ActionModule(ControllerAction):
         return {"changed": False, "run": plan.run, "text": plan.text}
 
     def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
-        """Every problem of the input, with the place where it was written."""
+        """Return every problem of the input, with the place where it was written."""
         return plan_problems(InventoryReader(facts), error.problems if isinstance(error, FleetError) else ())

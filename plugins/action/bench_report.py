@@ -100,7 +100,7 @@ class ActionModule(ControllerAction):
 
 
 def _lock(directory: Path) -> Lock:
-    """Return the pins beside the inventory; none if the file is damaged, as a report needs them for versions only."""
+    """Return the pins next to the inventory; none if the file is damaged, as a report needs them for versions only."""
     try:
         return read_lock(directory / LOCK)
     except FleetError:
@@ -108,12 +108,12 @@ def _lock(directory: Path) -> Lock:
 
 
 def _begin(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what a run measures, for the command that goes on if this one is killed."""
+    """Record what a run measures, for the command that continues if this one is killed."""
     given = options["begin"]
     try:
         run = UnfinishedRun.from_json(check_run(str(given.get("name"))), given)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ResultsError(f"begin: is no run of fleet_plan ({error!r}).") from None
+        raise ResultsError(f"begin: it is not a run of bench_plan ({error!r}).") from None
     keep_unfinished(_results_dir(options), run)
     return {"changed": False, "run": run.name}
 

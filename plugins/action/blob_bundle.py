@@ -81,7 +81,7 @@ class ActionModule(LeasedAction):
             return seen
         bundle_id = str(seen["bundle_id"])
         known = origin(bundle_id, wanted, str(seen["signature"]), key)
-        # The same bundle, also if somebody exchanges it meanwhile.
+        # The same bundle, even if somebody replaces it in the meantime.
         result = super().call({**args, "id": bundle_id}, facts)
         if not result.get("failed"):
             if known == UNKNOWN:

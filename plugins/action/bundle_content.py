@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find what a bundle of the fleet's deployments has to have, and what the lock beside the inventory pins.
+"""Find what a bundle of the fleet's deployments must contain, and what the lock next to the inventory pins.
 
 Documentation: plugins/modules/bundle_content.py (`ansible-doc -t module instinct.fleet.bundle_content`).
 """
@@ -70,7 +70,7 @@ class ActionModule(ControllerAction):
         return {"changed": False, "lock": path.read_text(encoding="utf-8"), **data}
 
     def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
-        """Every problem of the input, with the place where it was written."""
+        """Return every problem of the input, with the place where it was written."""
         reader = InventoryReader(facts)
         problems = error.problems if isinstance(error, FleetError) else ()
         lines = [problem.text(reader.origin(problem), reader.deployment(problem)) for problem in problems]

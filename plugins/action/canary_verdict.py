@@ -76,7 +76,7 @@ class ActionModule(ControllerAction):
     }
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the baseline; or the verdict, or how many more runs it takes."""
+        """Return the baseline, the verdict, or how many more runs it takes."""
         if self._task.check_mode:
             return {"changed": False, "skipped": True, "more": 0, "msg": "Nothing is measured in check mode."}
         rules = CanaryTolerances(**{item.name: options[item.name] for item in fields(CanaryTolerances)})
@@ -122,7 +122,7 @@ class ActionModule(ControllerAction):
         run = free_run(results_dir, check_run(options["run"] or named))
         made = now.strftime("%Y-%m-%dT%H:%M:%SZ")
         case = report.CanaryReport(run, made, options["host"], options["change"], new, before, verdict, rules)
-        redact = Redactor()  # modules masked what they know; this is for what looks like a secret
+        redact = Redactor()  # modules have masked the secrets that they know; this masks what looks like one
         text = redact(report.text(case))
         files = {"canary.json": json_text(redact.data(report.to_json(case))), "canary.txt": text}
         if options["log"]:

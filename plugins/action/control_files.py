@@ -33,7 +33,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_
 
 BATCH = 1 << 28
 """Bytes that are in the remote user's temporary directory at once; a larger file is there alone."""
-EXPORTED = "exported"  # the file there that is fetched; one after the other has this name
+EXPORTED = "exported"  # the file there that is fetched; each has this name in turn
 
 
 class ActionModule(LeasedAction):
@@ -101,7 +101,7 @@ class ActionModule(LeasedAction):
         return found if found.get("failed") or found.get("unreachable") else {}
 
     def _fetch(self, item: PlacedFile, target: Path) -> None:
-        """Bring the exported blob to the control node, as a stream."""
+        """Copy the exported blob to the control node, as a stream."""
         source = self._temporary(EXPORTED)
         try:
             fetch(self._connection, source, target, item.size)
@@ -111,7 +111,7 @@ class ActionModule(LeasedAction):
             raise FleetError([Problem((), what, fix)]) from error
 
     def _temporary(self, name: str) -> str:
-        """Return a path in the remote user's temporary directory, which goes at the task's end."""
+        """Return a path in the remote user's temporary directory, which is removed when the task ends."""
         shell = self._connection._shell
         if shell.tmpdir is None:
             self._make_tmp_path()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan the fleet: reads what a run is planned from, has it planned, shows the plan; decides nothing itself.
+"""Plan the fleet: read what a run is planned from, have it planned, show the plan, and decide nothing here.
 
 Documentation: plugins/modules/fleet_plan.py (`ansible-doc -t module instinct.fleet.fleet_plan`).
 """
@@ -50,5 +50,5 @@ class ActionModule(ControllerAction):
         return {"changed": False, **run.to_json()}
 
     def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
-        """Every problem of the input, with the place where it was written."""
+        """Return every problem of the input, with the place where it was written."""
         return plan_problems(InventoryReader(facts), error.problems if isinstance(error, FleetError) else ())

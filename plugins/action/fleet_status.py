@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell what runs in the fleet: reads what instance_status found on each host; decides nothing itself.
+"""Show what runs in the fleet: read what instance_status found on each host, and decide nothing here.
 
 Documentation: plugins/modules/fleet_status.py (`ansible-doc -t module instinct.fleet.fleet_status`).
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge the fleet's hosts: reads hosts' variables and the catalogue; decides nothing itself.
+"""Judge the fleet's hosts: read hosts' variables and the catalogue, and decide nothing here.
 
 Documentation: plugins/modules/host_audit.py (`ansible-doc -t module instinct.fleet.host_audit`).
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the module host_forget on the node, under the lease of this run, and print what went and what stays.
+"""Run the module host_forget on the node, under the lease of this run, and print what was removed and what stays.
 
 Documentation: plugins/modules/host_forget.py (`ansible-doc -t module instinct.fleet.host_forget`).
 """

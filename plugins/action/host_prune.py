@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the module host_prune on the node, under the lease of this run, with what is referred to, and print the result.
+"""Run the module host_prune on the node, under the lease of this run, with what must stay, and print the result.
 
 Documentation: plugins/modules/host_prune.py (`ansible-doc -t module instinct.fleet.host_prune`).
 """
@@ -60,12 +60,13 @@ class ActionModule(LeasedAction):
         if path.exists() or boolean(facts.get("no_lock") or False, strict=False):
             return
         what = (
-            f"{path} is not there. Only its pins keep what hosts have in store and no instance runs yet, as of a "
+            f"{path} is not there. Only its pins keep content that hosts store and no instance runs yet, "
+            "such as that of a "
             "bundle or of fetch.yml."
         )
         fix = (
-            "Copy it there, give the inventory that it is beside (-i), or run plan.yml, which pins what is deployed. "
-            "To remove what no deployment, generation or container refers to all the same: -e no_lock=true."
+            "Copy it there, give the inventory that it is next to (-i), or run plan.yml, which pins what is deployed. "
+            "To remove what no deployment, generation or container refers to anyway: -e no_lock=true."
         )
         if not self._task.check_mode:
             raise FleetError([Problem((), f"{what} Nothing was removed.", fix)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the module lm_eval on the node, with the items that its instances are to answer.
+"""Run the module lm_eval on the node, with the items for its instances to answer.
 
 Documentation: plugins/modules/lm_eval.py (`ansible-doc -t module instinct.fleet.lm_eval`).
 """
@@ -21,7 +21,7 @@ class ActionModule(TimedAction):
     """lm_eval."""
 
     def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the task's, with the items of each instance."""
+        """Return the task's arguments, with the items of each instance."""
         given = super().arguments(facts)
         hosts = ((facts.get("fleet_plan_result") or {}).get("plan") or {}).get("hosts") or {}
         work = {}

@@ -79,7 +79,7 @@ class ActionModule(ProgramAction):
         result: Mapping[str, Any],
         key: tuple[bytes, bytes | None],
     ) -> tuple[dict[str, Any], str]:
-        """Sign what there is, unless this key signed it already. Return the step's result, and what to print."""
+        """Sign the output, unless this key signed it already. Return the step's result, and what to print."""
         if not key[0]:
             return {}, "not signed: quantize_signing_key_file names a key"
         public = signature.public_key_of(*key)
@@ -101,14 +101,12 @@ def _failed(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _request(args: Mapping[str, Any]) -> QuantizeRequest:
-    """Return what is wanted; the module refuses values of other types."""
+    """Return the request; the module refuses values of other types."""
     exclude = args.get("exclude")
     try:
         samples, length = int(args.get("samples") or 128), int(args.get("length") or 512)
     except (TypeError, ValueError):
-        raise FleetError(
-            [Problem(("quantize_samples",), "is no number, or quantize_length is none.")]
-        ) from None
+        raise FleetError([Problem(("quantize_samples",), "it or quantize_length is not a number.")]) from None
     return QuantizeRequest(
         scheme=str(args.get("scheme") or "ptpc_fp8"),
         kv_cache=str(args.get("kv_cache") or ""),

@@ -30,7 +30,7 @@ class ActionModule(TimedAction):
             mark = signed_by(key, found["signature"], found["statement"])
         except (signature.BadSignature, FleetError) as error:
             msg = (
-                f"{args.get('path')}: {str(error).rstrip('.')}. It was received, and is not visible here. "
+                f"{args.get('path')}: {str(error).rstrip('.')}. It was received, but is not visible here. "
                 "Sign it where it was made (quantize.yml with quantize_signing_key_file), and run again."
             )
             return {"failed": True, "changed": False, "msg": msg}

@@ -22,7 +22,7 @@ class ActionModule(TimedAction):
     """model_verify."""
 
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-        """Return the module's result, or a failure that names the models whose signature does not hold."""
+        """Return the module's result, or a failure that names the models whose signature is not valid."""
         try:
             key = read_public_key(str(args.get("public_key_file") or ""))
         except FleetError as error:

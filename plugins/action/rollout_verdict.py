@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide what follows from a batch of a rollout; reads what the hosts noted, decides nothing itself.
+"""Decide what follows from a batch of a rollout; read what the hosts recorded, and decide nothing here.
 
 Documentation: plugins/modules/rollout_verdict.py (`ansible-doc -t module instinct.fleet.rollout_verdict`).
 """
@@ -27,9 +27,9 @@ FAILURE = "rollout_failure"
 UNMENDED = "rollout_unmended"
 RESULT = "rollout_verdict_result"
 FAILURES = "_failures"
-"""What the variable of a host is called in which the role of a measurement lists what failed, after the role's name."""
+"""Suffix, after a measurement role's name, of the host variable in which the role lists what failed."""
 KEPT = ("stop", "back", "why", "told", "turned", "resumable", "hosts", "batch", "lost", "missed")
-"""What later batches leave of the verdict that ended the rollout."""
+"""The parts of the verdict that ended the rollout which later batches do not change."""
 BALANCERS = "load_balancer_verdict"
 
 
@@ -39,7 +39,10 @@ class ActionModule(ControllerAction):
     options: ClassVar = OPTIONS
 
     def work(self, options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return stop, back, why and the number of the batch that ended the rollout; fail in the end of such one."""
+        """Return stop, back, why and the number of the batch that ended the rollout.
+
+        Fail at the end of a rollout that ended early.
+        """
         rollout, batch = options["rollout"], options["batch"]
         before = dict(facts.get(RESULT) or {})
         if batch is None:
@@ -48,7 +51,7 @@ class ActionModule(ControllerAction):
             return {"changed": False, **_kept(before), "phases": []}
         alive = set(facts["ansible_play_hosts"])
         notes = _notes(facts, batch["hosts"], FAILURE, batch["number"])
-        # Without what was to start first on hosts that it awaits, the batch changed nothing.
+        # If the hosts that the batch waits for did not start theirs first, the batch changed nothing.
         gone = [host for host in (*batch["hosts"], *batch["awaits"]) if host not in alive]
         failures = {
             host: failure_of(note["action"], note["result"], _asked(note, host, batch))
@@ -89,7 +92,7 @@ class ActionModule(ControllerAction):
 
 
 def _asked(note: Mapping[str, Any], host: str, batch: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The batch's instances of a host as they were found when they had not entered service."""
+    """Return the batch's instances of a host, as they were found when they had not entered service."""
     mine = {name for unit in batch["units"] for name in unit}
     return [item for item in note.get("asked") or () if f"{host}/{item['name']}" in mine]
 
@@ -99,7 +102,7 @@ def _kept(before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lost(variables: Mapping[str, Any], hosts: Any) -> dict[str, str]:
-    """The load balancers that did not answer when these hosts' servers were last set, and why."""
+    """Return the load balancers that did not answer when these hosts' servers were last set, and why."""
     found: dict[str, str] = {}
     for host in hosts:
         found |= (variables["hostvars"].raw_get(host).get(BALANCERS) or {}).get("lost") or {}
@@ -107,7 +110,7 @@ def _lost(variables: Mapping[str, Any], hosts: Any) -> dict[str, str]:
 
 
 def _failures(variables: Mapping[str, Any], hosts: Any, name: str) -> list[str]:
-    """What failed on hosts while their instances were measured."""
+    """Return what failed on hosts while their instances were measured."""
     return [
         f"{host}: {text}"
         for host in dict.fromkeys(hosts)
@@ -116,7 +119,7 @@ def _failures(variables: Mapping[str, Any], hosts: Any, name: str) -> list[str]:
 
 
 def _notes(variables: Mapping[str, Any], hosts: Any, name: str, number: int | None) -> dict[str, Any]:
-    """What hosts noted of a batch, or last of any: the module that failed (action), and its result."""
+    """Return what hosts recorded of a batch, or last of any: the module that failed (action), and its result."""
     found = {}
     for host in dict.fromkeys(hosts):
         note = variables["hostvars"].raw_get(host).get(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the module vllm_accuracy on the node, with the items that its instances are to answer.
+"""Run the module vllm_accuracy on the node, with the items for its instances to answer.
 
 Documentation: plugins/modules/vllm_accuracy.py (`ansible-doc -t module instinct.fleet.vllm_accuracy`).
 """
@@ -31,7 +31,7 @@ class ActionModule(TimedAction):
     """vllm_accuracy."""
 
     def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the task's, with the items of each instance and the passages."""
+        """Return the task's arguments, with the items of each instance and the passages."""
         given = super().arguments(facts)
         knowledge = Knowledge(CATALOG)
         sets = parse_tasks(given.get("sets") or ("sanity", "nll"), knowledge.accuracy["sets"])

@@ -38,7 +38,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.instances.
 _OF_JOBS = ("args", "suite", "overrides", "repeat", "most", "warmups", "half_width", "results_dir")
 """The module's options that become jobs here, or are used here only."""
 _OF_A_CALL = ("benchmarks", "failed", "msg", "warnings")
-"""What the module's result says of one call: of one probe in a search."""
+"""Keys of the module's result that are about one call: in a search, about one probe."""
 _TIMEOUT = 7200
 _COPY_SECONDS = 1800
 
@@ -51,14 +51,14 @@ class ActionModule(ProgramAction):
     """The file of the data set that the clients read."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The module's own result, or why an instance cannot be measured so."""
+        """Return the module's own result, or why an instance cannot be measured like that."""
         try:
             return super().run(tmp, task_vars)
         except FleetError as error:
             return {"failed": True, "changed": False, "msg": str(error)}
 
     def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """The task's, with jobs in place of what they are composed of. Raises FleetError."""
+        """Return the task's arguments, with jobs in place of what they are composed of. Raise FleetError."""
         given = super().arguments(facts)
         if given.get("targets"):
             given["targets"] = [self._target(item, facts) for item in given["targets"]]
@@ -74,7 +74,7 @@ class ActionModule(ProgramAction):
         return {**kept, "jobs": self._bound(jobs), "timeout": most * int(_number(given, "timeout", _TIMEOUT))}
 
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-        """Return the module's own result, in a search that of all its probes; or why the data set was not copied."""
+        """Return the module's own result, of a search that of all its probes; or why the data set was not copied."""
         if not (self.dataset or self._searches) or self._task.check_mode:
             return super().call(args, facts)
         failed = self._copied(self.dataset, facts) if self.dataset else None
@@ -92,7 +92,7 @@ class ActionModule(ProgramAction):
                 search.add(entry)
                 if not search.failure:
                     self._journal.add(search.work, search.entries[-1])
-                self._display.v(f"{self._host(facts)}: {entry['instance']}: {entry['cell']} is measured")
+                self._display.v(f"{self._host(facts)}: {entry['instance']}: measuring {entry['cell']}")
             if not answer.get("benchmarks"):
                 break
         return self._found(answer, warnings)
@@ -130,7 +130,7 @@ class ActionModule(ProgramAction):
         return {target: {**job, **binds} for target, job in jobs.items()}
 
     def _copied(self, dataset: DatasetFile, facts: dict[str, Any]) -> dict[str, Any] | None:
-        """Bring a file to the node unless it is there. Return a failure, None if it is there now."""
+        """Copy a file to the node unless it is there. Return a failure; None if it is there now."""
         task = self._task.copy()
         # The slash lets the module make the directory. Data may be the users' own texts, and the client runs as root.
         task.args = {
@@ -161,7 +161,7 @@ class ActionModule(ProgramAction):
         endpoint = target.get("endpoint")
         if not endpoint:
             return target
-        # Here, as other measurements would wait for what they import.
+        # Imported here, so that other measurements do not pay for it.
         from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.endpoint.assets import (
             VaultReader,
         )

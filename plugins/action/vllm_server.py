@@ -17,7 +17,10 @@ class ActionModule(ProgramAction, CacheAction):
     """vllm_server."""
 
     def arguments(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the secret variables of the servers' deployments. They are in no plan, so the inventory is asked."""
+        """Add the secret variables of the servers' deployments.
+
+        No plan contains them, so they come from the inventory.
+        """
         found = super().arguments(facts)
         servers = [item for item in found.get("servers") or () if item.get("secrets")]
         if servers:
@@ -30,7 +33,7 @@ class ActionModule(ProgramAction, CacheAction):
         return found
 
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-        """Return the module's own result, after the caches of what starts were restored where they are recorded."""
+        """Restore recorded caches of what starts, then return the module's own result."""
         starts = args.get("state") in (None, "present") and isinstance(args.get("servers"), list)
         caches = self.restored(args["servers"], facts) if starts else {}
         own = super().call(args, facts)

@@ -42,7 +42,7 @@ options:
     type: path
     default: ""
   tolerance:
-    description: Points of a task's score that a release may lose; 1 is a hundredth.
+    description: Points of a task's score that a release may lose; a point is a hundredth.
     type: float
     default: 2
   baseline:

@@ -47,7 +47,7 @@ options:
     choices: [ready, drain, maint]
     required: true
   by:
-    description: Who requests it. A V(run) leaves servers alone that the V(operator) drained.
+    description: Who requests it. A V(run) leaves alone the servers that the V(operator) drained.
     type: str
     choices: [operator, run]
     default: operator
@@ -64,12 +64,12 @@ options:
     type: raw
   advice:
     description:
-      - What the message of a call that fails for O(min_available) tells the operator to do, instead of naming the part
-        that may be drained.
+      - What the message of a call that fails because of O(min_available) tells the operator to do, instead of naming
+        the part that may be drained.
     type: str
   wait:
     description:
-      - Seconds to wait at most; 0 does not wait. After that time, remaining requests are a warning, and an instance
+      - Maximum seconds to wait; 0 does not wait. After that time, remaining requests are a warning, and an instance
         that is not in service is a failure.
     type: int
     default: 300
@@ -132,7 +132,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.drain impo
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.haproxy_socket import STATES
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.installed import Balancer
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 
 def argument_spec() -> dict[str, Any]:
@@ -179,7 +179,7 @@ def main() -> None:
     finish(
         module,
         [],
-        leased(module, lambda: work(module.params, module.check_mode), Balancer().drain_record.has),
+        run_leased(module, lambda: work(module.params, module.check_mode), Balancer().drain_record.has),
     )
 
 

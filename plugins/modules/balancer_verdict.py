@@ -10,8 +10,9 @@ short_description: Decide whether enough load balancers applied a change
 version_added: "0.1.0"
 description:
   - Runs on the control node after M(instinct.fleet.balancer_server) was called for every load balancer. One that
-    answers is enough for a run to go on; the others are named in a warning. Fails if none answers, and if one refuses.
-  - An operator who drains or returns instances means all load balancers, so then it fails if one does not answer.
+    answers is enough for a run to continue; the others are named in a warning. Fails if none answers, or if one
+    refuses.
+  - If an operator drains or returns instances, all load balancers must answer, so it then fails if one does not.
 options:
   results:
     description: The results of M(instinct.fleet.balancer_server), called in a loop over load balancers.
@@ -48,7 +49,7 @@ lost:
   returned: always
   sample: {lb-01: "Failed to connect to the host via ssh: No route to host"}
 class:
-  description: V(balancer) if none answers, as the cause is then none of the instances; else that of the refusal.
+  description: V(balancer) if none answers, as the instances are then not the cause; else that of the refusal.
   type: str
   returned: failure
 """

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: bench_compare
-short_description: Judge the benchmarks of a run against those of another, or beside published results
+short_description: Judge the benchmarks of a run against those of another, or show them with published results
 version_added: "0.1.0"
 description:
   - Compares cells that did the same work (deployment, model, commit, precision, lengths, load, data set, GPUs,
     partition) on the same instances, and calls each of them better, worse, the same within O(tolerance), or not clear,
     with the number of runs that would make it clear.
-  - Shows in what the runs differ besides, such as options, image digest, versions and driver.
+  - Shows how else the runs differ, such as in options, image digest, versions and driver.
   - If a and b were measured in turns on each instance, or half of the instances had a first, drift between sessions
     cancels out. Otherwise the intervals include it. docs/compare.md says how to measure for a comparison.
   - Writes C(results_dir/comparisons/A-B.json), and prints a table.
@@ -20,19 +20,19 @@ description:
     RV(worse) names. It fails if the runs have no cell in common.
 options:
   a:
-    description: The runs that are judged, taken together. V(latest) is the last one, V(fp8-new-*) are all that match.
+    description: The runs to judge, taken together. V(latest) is the last one, V(fp8-new-*) are all that match.
     type: list
     elements: str
     default: [latest]
   b:
     description:
-      - The runs that they are judged against. V(previous) is the last run before of a deployment on the same host.
+      - The runs that they are judged against. V(previous) is the last run before it of a deployment on the same host.
       - V(published) shows the nearest published results of C(catalog/baselines), with ratios and differences.
     type: list
     elements: str
     default: [previous]
   tolerance:
-    description: Percent up to which cells are the same.
+    description: Percent of difference up to which cells count as the same.
     type: float
     default: 2.0
   drift:

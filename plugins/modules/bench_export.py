@@ -13,7 +13,7 @@ description:
     directory of its name. docs/exports.md describes the formats.
   - A value that was not measured is an empty cell or a missing key, never 0. Headers of requests and values of secret
     options and variables are masked.
-  - Nothing at all is written where a file has other content, unless O(overwrite=true). The same export again changes
+  - Nothing at all is written if a file has different content, unless O(overwrite=true). The same export again changes
     nothing.
   - Runs on the control node only, once for the whole play, and connects to nothing.
 options:
@@ -32,7 +32,7 @@ options:
     description: Directory to write into; default is C(exports/RUN). It is created if it is missing.
     type: path
   overwrite:
-    description: Replace files that have other content.
+    description: Replace files that have different content.
     type: bool
     default: false
 extends_documentation_fragment:
@@ -41,7 +41,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Says what would be written, and which files have other content.
+    details: Says what would be written, and which files have different content.
   diff_mode:
     support: none
     details: The files are made for other programs.

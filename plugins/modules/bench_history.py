@@ -16,7 +16,7 @@ description:
   - Runs on the control node only, and connects to nothing.
 options:
   deployment:
-    description: Only this deployment. By default, every one that was measured gets its page.
+    description: Only this deployment. By default, every deployment that was measured gets a page.
     type: str
 extends_documentation_fragment:
   - instinct.fleet.attributes.control_node
@@ -43,7 +43,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 text:
-  description: The printed lines, what each page has and where it is.
+  description: The printed lines, with the content of each page and where it is.
   returned: success
   type: str
 files:

@@ -12,7 +12,7 @@ description:
   - Takes the plan of a run (M(instinct.fleet.fleet_plan)), and checks the suites of its hosts (C(benchmark_suite),
     C(benchmark_suite_args)) for every instance that it measures, before anything is drained. Prints what suites leave
     out.
-  - For V(benchmark), finds the run that it performs, a new one, or an unfinished one of the results.
+  - For V(benchmark), finds the run to perform - a new one, or an unfinished one in the results.
   - Runs on the control node only, once for the whole fleet. Use it with C(run_once), after
     M(instinct.fleet.fleet_plan).
 options:
@@ -44,8 +44,8 @@ options:
     type: str
   run:
     description:
-      - Name of a benchmark's run. Without it, the newest unfinished one goes on that measures the same and is younger
-        than 24 hours, or a new one is named after the time in UTC.
+      - Name of a benchmark's run. Without it, the newest unfinished run that measures the same and is younger than 24
+        hours continues, or a new one is named after the time in UTC.
     type: str
     default: ""
   live:
@@ -85,7 +85,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 run:
-  description: The run of V(benchmark), begun now or before, and what it measures; null where nothing is measured.
+  description: The run of V(benchmark), begun now or earlier, and what it measures; null if nothing is measured.
   returned: success
   type: dict
   sample: {name: 20260131T101500Z, begun: "2026-01-31T10:15:00Z", request: {suite: serving}, fingerprints: {}}

@@ -38,9 +38,9 @@ options:
     default: true
   begin:
     description:
-      - The RV(instinct.fleet.bench_plan#module:run) that begins. Only this is written then, to
-        C(results_dir/.NAME.unfinished), until O(run) of that name is reported. A command that follows a killed one
-        goes on with it.
+      - The RV(instinct.fleet.bench_plan#module:run) that begins. Then only this is written, to
+        C(results_dir/.NAME.unfinished), until O(run) of that name is reported. A command after a killed one continues
+        it.
     type: dict
   plan:
     description: The plan to store with the results. Default is the plan in C(fleet_plan_result), if defined.
@@ -93,7 +93,7 @@ failures:
   elements: dict
   sample: [{host: n3, what: connection, message: "Connection timed out"}]
 on_nodes:
-  description: The directory in which nodes keep the measurements of O(run), which are in the results now.
+  description: The directory in which nodes keep the measurements of O(run), which the results now contain.
   returned: when something was measured or failed, with O(run)
   type: str
   sample: /var/lib/instinct-fleet/bench/20260131T101500Z

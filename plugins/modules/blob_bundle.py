@@ -6,18 +6,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: blob_bundle
-short_description: Carry images and weights to a network without a way to registries and hubs
+short_description: Carry images and weights to a network without access to registries and hubs
 version_added: "0.2.0"
 description:
   - Writes blobs of the content store into volumes, which are tar files of at most a given size, with an index of all of
-    them and their hashes. A volume that is there with its hash is not written again.
+    them and their hashes. A volume that is there and has its hash is not written again.
   - Verifies the volumes, and names what is missing or wrong; nothing is changed.
-  - Loads the blobs into another node's content store, each hashed on its way. A blob with wrong content is refused and
-    named with its volume; what is right stays, and the next run goes on.
+  - Loads the blobs into another node's content store, each hashed on the way. A blob with wrong content is refused and
+    named with its volume; the others stay, and the next run continues.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
   state:
-    description: V(created) writes a bundle, V(verified) reads it, V(loaded) brings it into O(store).
+    description: V(created) writes a bundle, V(verified) reads it, V(loaded) puts its content into O(store).
     type: str
     choices: [created, verified, loaded]
     required: true
@@ -28,7 +28,7 @@ options:
   id:
     description:
       - The id that the bundle must have, as O(state=created) returned it as RV(bundle_id). Another bundle, or one whose
-        content was altered, is refused. It has to come by another way than the bundle.
+        content was altered, is refused. It must come by another way than the bundle.
     type: str
     default: ""
   signing_key_file:
@@ -68,7 +68,7 @@ options:
     type: dict
     default: {}
   lock:
-    description: The text of C(fleet.lock.json), which is put beside the volumes. Needed to create a bundle.
+    description: The text of C(fleet.lock.json), which is put next to the volumes. Needed to create a bundle.
     type: str
     default: ""
   pins:
@@ -79,7 +79,7 @@ options:
     type: dict
     default: {}
   volume_size:
-    description: Bytes that a volume has at most, not less than a MiB.
+    description: Maximum bytes of a volume, at least a MiB.
     type: int
     default: 107374182400
   base:
@@ -104,7 +104,7 @@ attributes:
     details: Whether everything is there, before and after.
   idempotent:
     support: full
-    details: Whole volumes are not written again, and blobs that the store has are not loaded again.
+    details: Complete volumes are not written again, and blobs that the store has are not loaded again.
 """
 
 EXAMPLES = r"""
@@ -117,15 +117,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 bundle_id:
-  description: SHA-256 of all that the bundle has, by which a later one names it as its base.
+  description: SHA-256 of everything in the bundle, by which a later one names it as its base.
   type: str
   returned: success
 signature:
-  description: The signature beside the bundle, empty without one.
+  description: The signature next to the bundle, empty without one.
   type: str
   returned: with O(step=read) and O(step=sign)
 origin:
-  description: By what it is known who made the bundle, and that nobody altered it; or that nothing says so.
+  description: What proves who made the bundle, and that nobody altered it; or that nothing proves it.
   type: str
   returned: with O(state=verified) and O(state=loaded)
 volumes:
@@ -134,7 +134,7 @@ volumes:
   elements: str
   returned: success
 bytes:
-  description: Size of the volumes; with O(state=loaded) of what the store lacked.
+  description: Size of the volumes; with O(state=loaded) of what was not in the store.
   type: int
   returned: success
 repositories:
@@ -176,7 +176,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bundles.bundle_writ
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
@@ -231,7 +231,7 @@ def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, (), leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, (), run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

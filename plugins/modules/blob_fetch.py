@@ -13,10 +13,10 @@ description:
     left is continued.
   - A model comes from the node's cache, where M(instinct.fleet.hf_model) has put it. Its files are hashed again, as
     other nodes get them from here, and linked; they take no space where both are on one file system.
-  - A local repository, which M(instinct.fleet.model_quantize) has made, is hashed and linked likewise. A node that gets
-    it from others offers nothing; what it has of it already need not come again.
-  - An image that the node has built comes from its engine. Every node that has it makes the same blobs of it.
-  - What differs from its hash is named with its source, and not kept.
+  - A local repository, which M(instinct.fleet.model_quantize) has made, is hashed and linked in the same way. A node
+    that gets it from others offers nothing; files that it already has are not transferred again.
+  - An image that the node has built comes from its engine. Every node that has it makes the same blobs from it.
+  - Content that does not match its hash is named with its source, and not kept.
   - Returns the manifest, by which M(instinct.fleet.blob_swarm) gives the blobs to other nodes.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
@@ -60,7 +60,8 @@ options:
         type: str
         default: ""
         description: The name of its manifest in the store; empty for that of its path and signature.
-      offered: {type: bool, default: true, description: "Whether other nodes get it from here, all of it right."}
+      offered: {type: bool, default: true, description: "Whether other nodes get it from here; then every file must be
+      right."}
   docker_socket:
     description: Docker's socket, for O(built).
     type: path
@@ -76,10 +77,10 @@ options:
   ca_file:
     description:
       - A file of the node with the CAs to trust, in PEM form. Those of C(/etc/docker/certs.d) for the registry are
-        trusted besides.
+        trusted too.
     type: path
   timeout:
-    description: Seconds to wait for another run of this module on the node. A fetch has no limit while bytes come.
+    description: Seconds to wait for another run of this module on the node. A fetch has no limit while bytes arrive.
     type: int
     default: 14400
 extends_documentation_fragment:
@@ -115,8 +116,8 @@ EXAMPLES = r"""
 RETURN = r"""
 manifest:
   description: >-
-    Name and files, each with path, size and sha256; null if nothing is offered, or in check mode if the store lacks
-    it.
+    Name and files, each with path, size and sha256; null if nothing is offered, or in check mode if the store does not
+    have it.
   type: dict
   returned: success
 manifest_id:
@@ -148,7 +149,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.credentials.short_s
     refuse_short_secrets,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.offer import offer
 
 
@@ -212,7 +213,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     secrets = [(module.params["image"] or {}).get("password"), *proxies.secrets(module.params["proxy"])]
-    finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, secrets, run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

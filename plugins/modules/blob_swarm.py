@@ -11,8 +11,8 @@ version_added: "0.2.0"
 description:
   - Starts a program that offers blobs to other nodes, or receives them from all others at once, over BitTorrent without
     strangers - only the members of the run are let in, with its key, on the addresses that they declare.
-  - The program outlives this module and the controller, and ends when all members are complete. Ports are open
-    meanwhile only.
+  - The program outlives this module and the controller, and ends when all members are complete. Ports are open only
+    until then.
   - Each blob is hashed before it gets its name in the store. What an interrupted run received is kept.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
@@ -47,11 +47,11 @@ options:
     description: A secret of this run, 32 random bytes or more in hex digits. Needed to start.
     type: str
   limit:
-    description: Bytes per second that the node sends, and receives, at most; 0 for no limit.
+    description: Maximum bytes per second that the node sends, and that it receives; 0 for no limit.
     type: int
     default: 0
   timeout:
-    description: Seconds after which the program ends, and the module waits no longer.
+    description: Seconds after which the program ends, and the module stops waiting.
     type: int
     default: 86400
   program:
@@ -91,7 +91,7 @@ manifest_id:
   type: str
   returned: success
 bytes:
-  description: With O(state=started) what is missing, with O(state=finished) what came.
+  description: With O(state=started) what is missing, with O(state=finished) what arrived.
   type: int
   returned: success
 actions:
@@ -109,7 +109,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
     finish as finish_module,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import require_program
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.swarm.swarm_member import finish, start
 
 
@@ -153,7 +153,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     finish_module(
-        module, [module.params["key"]], leased(module, lambda: work(module.params, module.check_mode))
+        module, [module.params["key"]], run_leased(module, lambda: work(module.params, module.check_mode))
     )
 
 

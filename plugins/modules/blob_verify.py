@@ -35,7 +35,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Reads and compares everything, and fails alike; removes nothing.
+    details: Reads and compares everything, and fails in the same way; removes nothing.
   diff_mode:
     support: none
   idempotent:
@@ -80,7 +80,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.content.model_manifest import MODELS
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.rehash import rehash
@@ -110,7 +110,7 @@ def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, (), leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, (), run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: bundle_content
-short_description: Find what a bundle for a network without registries and hubs has to have
+short_description: Find what a bundle for a network without registries and hubs must contain
 version_added: "0.2.0"
 description:
   - Returns the images, models, draft models, adapters and tokenizers of all deployments of the inventory, as
-    C(fleet.lock.json) pins them, whatever hosts have already; models that M(instinct.fleet.model_quantize) has made;
+    C(fleet.lock.json) pins them, whatever hosts already have; models that M(instinct.fleet.model_quantize) has made;
     their licences, and the lock itself.
-  - Finds the files of the control node that variables of all hosts name, such as data sets and packages. A path that is
-    not there fails, and so does a file that is a secret.
+  - Finds the files of the control node that variables of all hosts name, such as data sets and packages. It fails for a
+    path that is not there, and for a file that is a secret.
   - Runs on the control node only, and connects to nothing.
 options:
   load:
@@ -36,7 +36,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Find what belongs into the bundle
+- name: Find what belongs in the bundle
   instinct.fleet.bundle_content:
   register: __bundle_content
 """

@@ -11,8 +11,8 @@ version_added: "0.1.0"
 description:
   - Reads the results of M(instinct.fleet.gpu_burnin) from the variables of each host of the play (C(__burnin_result)),
     and gives each GPU a verdict - ok, slow or bad, with the reasons and the next step.
-  - Slow is what is below the catalogue's value for the model, or an outlier among the GPUs of its model that were
-    tested with it. Bad is what computes or copies wrong, fails, or has a fault that its sensors show.
+  - A GPU is slow if it is below the catalogue's value for its model, or an outlier among the GPUs of its model that
+    were tested with it. It is bad if it computes or copies wrongly, fails, or shows a fault by its sensors.
   - Writes C(results_dir/run/burnin.json). An existing run is never overwritten.
   - Fails if a GPU is bad, or a test of a host has no result.
   - Runs on the control node only, once for the whole play, and connects to nothing.

@@ -12,7 +12,7 @@ description:
   - Compares the results of M(instinct.fleet.vllm_smoke), M(instinct.fleet.vllm_accuracy) and
     M(instinct.fleet.vllm_bench) for an instance before and after its replacement.
   - Fails if the new release is slower or less accurate than the tolerances allow, answers garbage, or does not work. If
-    something around it does not work, such as its node's Docker, it fails without a verdict (RV(class)).
+    something around the instance does not work, such as its node's Docker, it fails without a verdict (RV(class)).
   - Writes C(results_dir/run/canary.txt), which it also prints, and C(canary.json) for machines.
   - Runs on the control node only, and connects to nothing. docs/canary.md explains how it judges.
 options:
@@ -83,7 +83,7 @@ options:
     type: float
     default: 30
   accuracy_tolerance:
-    description: Points of the sanity set that the new instance may lose; 1 is a hundredth.
+    description: Points of the sanity set that the new instance may lose; a point is a hundredth.
     type: float
     default: 2
   run:
@@ -137,7 +137,7 @@ verdict:
 class:
   description: V(infrastructure) if it fails without a verdict.
   type: str
-  returned: when nothing could be found out
+  returned: when no verdict was possible
 more:
   description: Number of further benchmark runs that the verdict needs; 0 if it is final.
   type: int

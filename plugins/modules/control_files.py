@@ -10,9 +10,9 @@ short_description: Carry files of the control node in a bundle
 version_added: "0.2.0"
 description:
   - Copies files of the control node into a node's content store, from which M(instinct.fleet.blob_bundle) writes them
-    into a bundle. Only what the store lacks is copied, and each file is hashed when it has arrived.
-  - Copies the files of a loaded bundle into a directory of the control node, hashed before they get their names. What
-    is there with its content is not copied. Says what an inventory writes to name them.
+    into a bundle. Only files that are not in the store are copied, and each is hashed on arrival.
+  - Copies the files of a loaded bundle into a directory of the control node, hashed before they get their names. Files
+    that are there with their content are not copied. Says how to name them in an inventory.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
   state:
@@ -58,11 +58,11 @@ attributes:
     details: What is missing, before and after.
   idempotent:
     support: full
-    details: What is there with its content is not copied.
+    details: Files that are there with their content are not copied.
 """
 
 EXAMPLES = r"""
-- name: Put the files of a bundle beside the inventory
+- name: Put the files of a bundle next to the inventory
   instinct.fleet.control_files:
     state: received
     files: "{{ __bundle_written.files }}"
@@ -71,15 +71,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 manifest:
-  description: Name and files, each with path, size and sha256; null in check mode if the store lacks any.
+  description: Name and files, each with path, size and sha256; null in check mode if the store does not have all of
+    them.
   type: dict
   returned: with O(state=sent)
 missing:
-  description: Sizes in bytes of what the store lacks, by SHA-256.
+  description: Sizes in bytes of what is missing in the store, by SHA-256.
   type: dict
   returned: with O(state=sent)
 inventory:
-  description: What an inventory writes to name the files.
+  description: Lines for an inventory that name the files.
   type: list
   elements: str
   returned: with O(state=received)
@@ -101,7 +102,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bundles.control_fil
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError, finish
 from ansible_collections.instinct.fleet.plugins.module_utils.content.transfer_names import CONTROL_FILES
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.manifest import parse_manifest
@@ -135,7 +136,7 @@ def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, (), leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, (), run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ description:
   - Runs on the control node only, once for the whole fleet. Use it with C(run_once) in a play on the group
     C(instinct), after a task that registers M(instinct.fleet.node_state) as C(node_state_result). Hosts without
     that result are excluded and listed in the plan.
-  - A host that answered and cannot be planned (its Docker does not answer, it shows no GPU, a record is damaged) is
+  - A host that answered but cannot be planned (its Docker does not answer, it shows no GPU, a record is damaged) is
     excluded too, with what is wrong and the next step, and put into the group C(fleet_excluded).
   - The whole input is checked first. All problems are reported at once, each with its key, the file and line
     of the key, the hosts, and the fix.
   - Image references and model revisions without a pin are resolved at their registry or hub, and pinned in a lock
-    file. For downloads with older pins, registry and hub are queried whether access is granted; if the control node
+    file. For downloads with older pins, registry and hub are asked whether access is granted; if the control node
     cannot reach them, that is a warning. A run without downloads makes no queries.
   - The software that M(instinct.fleet.vllm_image) found in images is recorded in the lock file too. If an image has not
     been probed yet, only the actions up to the probe are planned for its host, and the host is put into the group
@@ -54,7 +54,7 @@ options:
   check_pushes:
     description:
       - Query registries whether they still have the images that were built and pushed there. Without it, what
-        C(fleet.lock.json) says is believed, unless a host lacks the image.
+        C(fleet.lock.json) says is believed, unless a host does not have the image.
     type: bool
     default: false
   plan_file:
@@ -72,7 +72,7 @@ options:
     default: false
   new_secrets:
     description:
-      - Secrets of the fleet that this run may replace by those beside the inventory, or by new ones where there are
+      - Secrets of the fleet that this run may replace by those next to the inventory, or by new ones if there are
         none. Without it, a run that would do so fails.
     type: list
     elements: str
@@ -83,13 +83,13 @@ options:
       - How the run treats serving instances. V(deploy), V(upgrade), V(rollback) and V(restart) work in batches, which
         are returned as RV(rollout) and listed in the plan's text; V(stop) only stops instances.
       - V(benchmark) changes nothing. It takes instances out of service in such batches, and returns them.
-      - Without it, the plan is that of a deploy, its text lists the batches, and nothing is refused for their sake.
+      - Without it, the plan is that of a deploy, its text lists the batches, and nothing is refused because of them.
     type: str
     choices: [deploy, upgrade, rollback, restart, stop, benchmark]
   take_over:
     description:
       - Change hosts although another run has their lease, because that run is known to be dead. Without it, a run that
-        changes hosts (O(apply), O(operation)) fails where another run does.
+        changes hosts (O(apply), O(operation)) fails if another run is changing them.
     type: bool
     default: false
   remove_load_balancer:
@@ -100,7 +100,7 @@ options:
     default: false
   at_once:
     description:
-      - Let V(deploy) replace all instances that serve at the same time, and lose what they work on.
+      - Let V(deploy) replace all instances that serve at the same time, and lose the requests in progress.
       - Let V(stop), V(benchmark), O(reboots), O(stops) and changes of partition modes leave a deployment fewer engines
         in service than O(min_available), or none.
     type: bool
@@ -193,7 +193,7 @@ options:
     default: false
   kinds:
     description:
-      - The benchmarks that V(benchmark) is to run. Without it, those of the hosts' C(benchmark_suite), and without a
+      - The benchmarks that V(benchmark) runs. Without it, those of the hosts' C(benchmark_suite), and without a
         suite V(serve). The others run on one host, so they leave out engines over several hosts.
     type: list
     elements: str
@@ -209,7 +209,7 @@ options:
     description: Requests per second with O(live).
     type: float
   measure_timeout:
-    description: Maximum seconds of one benchmark; other runs wait as long where V(benchmark) keeps instances drained.
+    description: Maximum seconds of one benchmark; other runs wait that long if V(benchmark) keeps instances drained.
     type: int
     default: 7200
   soak:
@@ -272,7 +272,7 @@ kinds:
   elements: str
   sample: [serve]
 measures:
-  description: Whether the run measures anything, so that M(instinct.fleet.bench_plan) follows.
+  description: Whether the run measures anything, so that M(instinct.fleet.bench_plan) must follow.
   returned: success
   type: bool
 partial:
@@ -282,12 +282,12 @@ partial:
   elements: str
   sample: [registry.example/vllm:nightly]
 ignored:
-  description: A text for each deployment whose definition in the inventory is left out, as it was turned back.
+  description: A text for each deployment whose definition in the inventory is left out because it was rolled back.
   returned: success
   type: list
   elements: str
 hold:
-  description: Seconds for which a batch may keep instances out of a load balancer; other runs wait as long.
+  description: Seconds for which a batch may keep instances out of a load balancer; other runs wait that long.
   returned: success
   type: int
   sample: 5850

@@ -9,13 +9,13 @@ module: gpu_burnin
 short_description: Test a node's GPUs from a vLLM image
 version_added: "0.1.0"
 description:
-  - Runs one container of a vLLM image that is on the node already, with all GPUs, and nothing else but PyTorch in it.
-  - Each GPU by itself, all at the same time, multiplies matrices in FP16, BF16 and FP8, and copies memory. Every
-    product is checked, as its numbers are exact, so that silent errors show. Then each pair of GPUs copies data, and
-    all of them sum data.
+  - Runs one container of a vLLM image that is already on the node, with all GPUs, and uses only PyTorch in it.
+  - All GPUs at the same time, each by itself, multiply matrices in FP16, BF16 and FP8, and copy memory. Every product
+    is checked, as its numbers are exact, so silent errors are found. Then each pair of GPUs copies data, and all of
+    them sum data.
   - Nothing else may use the GPUs. The module fails before it starts anything if a process does.
   - M(instinct.fleet.burnin_report) judges the results. Power, temperatures, throttling and ECC errors are recorded
-    meanwhile.
+    during the test.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
@@ -48,7 +48,7 @@ options:
     elements: int
     default: [1, 16, 256, 1024]
   timeout:
-    description: Seconds that all tests of the node may take.
+    description: Maximum seconds for all tests of the node.
     type: int
     default: 1800
   program:
@@ -130,7 +130,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.burnin import BurninRequest, burn_in
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish, require_program
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 OPTIONS = ("device", "seconds", "size", "copy_mib", "reduce_mib")
 
@@ -166,7 +166,7 @@ def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, [], run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

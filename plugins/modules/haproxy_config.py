@@ -44,7 +44,7 @@ options:
     default: present
   wait:
     description:
-      - Seconds that running requests have to finish with O(state=absent). Those that remain are ended, with a warning.
+      - Seconds for running requests to finish with O(state=absent). Those that remain are ended, with a warning.
     type: int
     default: 300
 extends_documentation_fragment:
@@ -92,7 +92,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.credentials.api_key
 from ansible_collections.instinct.fleet.plugins.module_utils.credentials.instance_key import header_map
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.converge import converge
 from ansible_collections.instinct.fleet.plugins.module_utils.endpoint.take_down import take_down
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 
 def argument_spec() -> dict[str, Any]:
@@ -133,7 +133,7 @@ def main() -> None:
     )
     keys = (module.params[name] for name in ("certificate", "instance_key"))
     secrets = [*(key for key in keys if key), *(module.params["api_keys"] or {}).values()]
-    finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, secrets, run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

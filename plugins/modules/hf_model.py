@@ -14,7 +14,7 @@ description:
   - The download continues if the control node dies, and the next run waits for it. If the download itself was
     killed, the next one keeps all complete files, and resumes the others as far as the image's C(huggingface_hub) can.
   - Afterwards every file is written through to disk and compared with the hub's list, by size and by hash, and a marker
-    records that the snapshot is complete. A file of other content is removed, and the module fails. A second run only
+    records that the snapshot is complete. A file with wrong content is removed, and the module fails. A second run only
     checks the sizes, and does not need the hub.
   - A model given by an absolute path is not downloaded; only its presence is checked.
 author: instinct-fleet contributors (@instinct-fleet)
@@ -44,7 +44,7 @@ options:
   hashes:
     description:
       - The files' hashes, as a map of path to C(sha256:…) (of large files) or C(git-sha1:…) (git's id, of others).
-      - Where it lacks a file that the hub stores as a large one, the name of its blob is taken, which is its SHA-256.
+      - For a file without one that the hub stores as a large file, the name of its blob is used, which is its SHA-256.
     type: dict
     default: {}
   verify:
@@ -75,7 +75,7 @@ options:
   endpoint:
     description:
       - A mirror of the hub, as C(HF_ENDPOINT).
-      - Large files then come from it as well. Xet, which would get them from elsewhere, is off.
+      - Large files then come from it as well; Xet, which would get them from elsewhere, is off.
     type: str
   token:
     description:
@@ -105,12 +105,13 @@ options:
     default: 8
   bandwidth:
     description:
-      - Bytes per second that a download takes at most, all files together; 0 for no limit.
-      - With a limit, large files come over plain HTTP and not by Xet, which has none.
+      - Maximum bytes per second of a download, all files together; 0 for no limit.
+      - With a limit, large files come over plain HTTP and not by Xet, which cannot be limited.
     type: int
     default: 0
   offline:
-    description: Ask no hub. What the cache lacks is linked from O(store), and the module fails if that lacks it too.
+    description: Ask no hub. Files missing in the cache are linked from O(store), and the module fails if they are
+      missing there too.
     type: bool
     default: false
   program:
@@ -189,7 +190,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.credentials.short_s
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.cache import local_model
 from ansible_collections.instinct.fleet.plugins.module_utils.weights.download import converge, fetch_of
 
@@ -239,7 +240,7 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     secrets = [module.params["token"], *proxies.secrets(module.params["proxy"])]
-    finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, secrets, run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

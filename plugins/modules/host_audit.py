@@ -64,7 +64,7 @@ failing:
   elements: str
   sample: [n3]
 verdict:
-  description: The same in one line, with the wrong items; empty if there are none.
+  description: RV(failing) in one line, with the wrong items; empty if there are none.
   returned: success
   type: str
   sample: "Wrong on n3: iommu-pt."
@@ -80,7 +80,7 @@ todo:
   elements: dict
 spanning:
   description:
-    - Instances of deployments that span several hosts, of which one needs a reboot, by host, for
+    - Instances of deployments that span several hosts, one of which needs a reboot, by host, for
       M(instinct.fleet.vllm_server).
   returned: success
   type: dict

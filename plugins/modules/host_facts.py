@@ -63,7 +63,7 @@ host_facts:
     clock_synchronized: {description: Whether the clock is synchronised; null if unknown., type: bool}
     time_service: {description: The process that keeps the time; null if none of the known ones runs., type: str}
     time: {description: The host's clock in seconds since 1970., type: float}
-    clock_ahead: {description: By how many seconds it is ahead of the control node's at least., type: float}
+    clock_ahead: {description: How many seconds it is ahead of the control node's clock or more., type: float}
     kernel_log: {description: Lines in which amdgpu reports trouble., type: dict}
     problems: {description: Sources that could not be read., type: list, elements: dict}
 """
@@ -93,9 +93,9 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     def run(command: list[str]) -> str:
         done = run_program(Program(command, {**os.environ, "LC_ALL": "C"}), COMMAND_SECONDS)
         if done.code:
-            raise OSError(done.err.strip() or f"{command[0]} ended with {done.code}")
+            raise OSError(done.err.strip() or f"{command[0]} ended with exit code {done.code}")
         if done.code is None:
-            raise OSError(f"{command[0]} did not end within {COMMAND_SECONDS} s, and was killed")
+            raise OSError(f"{command[0]} did not finish within {COMMAND_SECONDS} s, and was killed")
         return done.out
 
     source = Source(ROOT)

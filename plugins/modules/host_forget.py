@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: take a host apart that leaves the fleet."""
+"""Ansible module: take apart a host that leaves the fleet."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ module: host_forget
 short_description: Remove what the toolkit made on a host that leaves the fleet
 version_added: "0.2.0"
 description:
-  - Removes containers of the toolkit, units, settings of the host, keys, records and caches, and looks whether they are
-    gone. Lines of other files that the toolkit turned off are turned on again. A load balancer on the host is taken
-    down by M(instinct.fleet.haproxy_config) before.
+  - Removes containers of the toolkit, units, settings of the host, keys, records and caches, and checks that they are
+    gone. Lines of other files that the toolkit turned off are turned on again. A load balancer on the host is first
+    taken down by M(instinct.fleet.haproxy_config).
   - Weights, the content store and images stay unless O(weights) and O(images) are true. Values of the running kernel
-    and partition modes of GPUs stay until a reboot, packages for ever; RV(left) names what stays.
+    and partition modes of GPUs stay until a reboot, packages for good; RV(left) names what stays.
   - What another tool made stays - containers and images without a mark of the toolkit, and weights without its marker.
     So do weights on a network file system, or in a directory that a container of another tool mounts.
   - Fails, and removes nothing, while a container of the toolkit runs.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
   weights:
-    description: Remove weights, models that were quantized here, and the content store, too.
+    description: Also remove weights, models that were quantized here, and the content store.
     type: bool
     default: false
   images:
-    description: Remove the images that the toolkit pulled or built, too.
+    description: Also remove the images that the toolkit pulled or built.
     type: bool
     default: false
 extends_documentation_fragment:
@@ -73,10 +73,10 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.content.image_names import Override
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
-from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_data import Wanted
+from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_data import ForgetRequest
 from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_node import ForgottenHost, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 PROGRAMS = "/usr/bin:/usr/sbin:/usr/local/bin"
 
@@ -96,7 +96,7 @@ def argument_spec() -> dict[str, Any]:
 
 def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Take the host apart. Return the module's result."""
-    wanted = Wanted(
+    wanted = ForgetRequest(
         weights=params["weights"],
         images=params["images"],
         overrides=tuple(Override(*pair) for pair in params["registry_override"].items()),
@@ -111,7 +111,7 @@ def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, [], run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ description:
   - Removes images that the toolkit pulled or built, commits of models that it fetched, compile caches of instances that
     are gone, bundles of caches that no instance of the node had, directories that measurements left, copies of data
     sets, and, while nothing is quantized, calibration data and jobs of quantizations that were killed.
-  - What a kept generation, an instance's files, a container of whatever origin, a running download, or the control node
+  - What a kept generation, an instance's files, any container, a running download, or the control node
     (O(images), O(weights)) refers to stays. So does what another tool made - images that the toolkit never read, images
-    that somebody gave a name of their own, commits without the toolkit's marker, and a cache of weights that a
+    to which somebody gave another name, commits without the toolkit's marker, and a cache of weights that a
     container of another tool mounts. Files of the control node in the content store stay for bundles.
   - Fails, and removes nothing, when a record of generations cannot be read, or when there is no C(fleet.lock.json)
-    beside the inventory, unless the variable C(no_lock) is true.
+    next to the inventory, unless the variable C(no_lock) is true.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
@@ -78,7 +78,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.content.prune impor
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
 from ansible_collections.instinct.fleet.plugins.module_utils.host.prune_node import PrunePaths, converge
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 
 def argument_spec() -> dict[str, Any]:
@@ -110,7 +110,7 @@ def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, [], run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ module: image_push
 short_description: Push an image that a node has built to a registry
 version_added: "0.2.0"
 description:
-  - The engine of the node pushes the image. Then the registry's manifest is read back, whose config has to be the
-    image, and its digest compared with the one that the engine lists; M(instinct.fleet.node_state) reports that one.
-  - Nothing is pushed if the registry has the image by a digest that the engine lists. Digests that the registry has no
-    longer are taken from the engine's list after another push.
+  - The engine of the node pushes the image. Then the registry's manifest is read back - its config must be the image,
+    and its digest the one that the engine lists, which M(instinct.fleet.node_state) reports.
+  - Nothing is pushed if the registry has the image by a digest that the engine lists. Digests that the registry no
+    longer has are removed from the engine's list after another push.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
@@ -41,7 +41,7 @@ options:
     default: false
   proxy:
     description:
-      - The proxies for reading back, as in an environment; the push goes the way of Docker's own configuration. URLs
+      - The proxies for reading back, as in an environment; the push uses Docker's own configuration. URLs
         may hold an account, which appears in no log.
     type: dict
     default: {}
@@ -52,10 +52,11 @@ options:
   ca_file:
     description:
       - A file of the node with the CAs to trust, in PEM form. Those of C(/etc/docker/certs.d) for the registry are
-        trusted besides.
+        trusted too.
     type: path
   timeout:
-    description: Seconds to wait for another run of this module on the node. A push has no limit while it goes on.
+    description: Seconds to wait for another run of this module on the node. A push has no limit while it makes
+      progress.
     type: int
     default: 14400
 extends_documentation_fragment:
@@ -65,7 +66,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: The registry is asked, and nothing is pushed.
+    details: Asks the registry, and pushes nothing.
   diff_mode:
     support: full
     details: Whether the registry has the image, before and after.
@@ -109,7 +110,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.credentials.short_s
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.image_push import converge_push, parse_push
 from ansible_collections.instinct.fleet.plugins.module_utils.store.registry_client import (
@@ -160,7 +161,7 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     secrets = [module.params["password"], *proxies.secrets(module.params["proxy"])]
-    finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, secrets, run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

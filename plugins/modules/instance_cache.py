@@ -1,24 +1,26 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: keep what an instance compiled, and give it to its equals before they start."""
+"""Ansible module: keep what an instance compiled, and give it to equal instances before they start."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: instance_cache
-short_description: Pack the caches of vLLM instances, and restore them into equal ones before their start
+short_description: Pack the caches of vLLM instances, and restore them for equal instances before these start
 version_added: "0.2.0"
 description:
   - What vLLM, Triton and AITER compile during a first start takes minutes, and is the same for all instances of one
-    image, model, command and GPU, which the plan gives the same C(cache_key). V(packed) puts the caches of one of them
+    image, model, command and GPU, to which the plan gives the same C(cache_key). V(packed) puts the caches of one of
+    them
     into the node's content store; the action plugin copies the bundle to the control node
     (C(~/.cache/instinct-fleet/bundles), for the operator alone) and records its hash there.
   - V(restored) writes a recorded bundle into the cache directories of instances that have not had it, before they
-    start. The action plugin sends it to nodes that lack it. M(instinct.fleet.vllm_server) does this by itself.
+    start. The action plugin sends it to nodes that do not have it. M(instinct.fleet.vllm_server) does this by itself.
   - The bundles are executable code. A bundle is packed only from an instance that this toolkit has just started and
-    asked for tokens; its SHA-256 is compared on every node; links in caches are not followed, files that exist are not
+    asked for tokens; its SHA-256 is compared on every node; links in caches are not followed, existing files are not
     replaced, and everything belongs to root.
-  - Neither state fails because of a cache. What cannot be packed or restored is a warning, and means a cold start.
+  - Neither state fails because of a cache. If one cannot be packed or restored, that is a warning, and the instance
+    starts cold.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
   state:
@@ -61,7 +63,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: partial
-    details: Names what would be restored. What there will be to pack is not known before.
+    details: Names what would be restored. What will be packed is not known in advance.
   diff_mode:
     support: none
   idempotent:
@@ -93,7 +95,7 @@ warm:
   elements: str
   returned: O(state=restored)
 missing:
-  description: The bundles that the node lacks, by SHA-256.
+  description: The bundles that are not on the node, by SHA-256.
   type: list
   elements: str
   returned: O(state=restored)
@@ -103,7 +105,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance_caches import (
     pack_caches,
     parse_bundles,
@@ -144,7 +146,7 @@ def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, [], run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ instance_status:
         - One entry per container of an instance. C(health) is the HTTP status of C(/health), 0 without an answer and
           null if it was not queried; C(metrics) is null if there are none; C(failure) is the cause in the log of a
           container that exited by itself and has no supervisor. C(attention) has the planned attention
-          backend and those that this container's log proved at its start; null if none was planned, or the log was
+          backend and those that this container's log proved at startup; null if none was planned, or the log was
           not read yet. C(start) has what vLLM measured when it started, as M(instinct.fleet.node_state) has it.
       type: list
       elements: dict
@@ -76,7 +76,8 @@ instance_status:
       type: int
       sample: 213000000000
 lease:
-  description: The run that changes this node, or did last, as M(instinct.fleet.node_state) has it; null without one.
+  description: The run that is changing this node, or the last one that did, as M(instinct.fleet.node_state) has it;
+    null without one.
   returned: success
   type: dict
 """

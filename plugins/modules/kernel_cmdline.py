@@ -75,7 +75,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.host.boot_loader import converge
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 
 def argument_spec() -> dict[str, Any]:
@@ -86,7 +86,7 @@ def argument_spec() -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], leased(module, lambda: converge(module)))
+    finish(module, [], run_leased(module, lambda: converge(module)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ description:
   - Runs lm-eval, which the role C(accuracy) installs in an environment of its own on the node, against
     C(/v1/completions) of instances of the node, all instances at the same time, without a network.
   - The items of a task are divided among the instances of a deployment that the plan of the same run has, on all hosts.
-  - A call that fails is repeated as long as that brings further answers; then the items that get none are found by
+  - A call that fails is repeated as long as that gives further answers; then the items that get none are found by
     halving, and left out. They are never scored.
   - The API key is read from the instance's files on the node, and reaches lm-eval through its environment.
 author: instinct-fleet contributors (@instinct-fleet)
@@ -96,7 +96,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.smoke_run imp
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish, require_program
 from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import node_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
@@ -158,7 +158,7 @@ def main() -> None:
         *secrets_of([target.get("server") or {} for target in targets]),
         *node_secrets(),
     ]
-    finish(module, secrets, leased(module, lambda: run(module.params, module.check_mode)))
+    finish(module, secrets, run_leased(module, lambda: run(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

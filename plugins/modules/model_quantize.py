@@ -11,11 +11,12 @@ version_added: "0.1.0"
 description:
   - Quantizes a model that is on the node, in a container of a vLLM image, with packages in a directory of their own
     that no serving container sees. The job has no network, no token, and only GPUs that no process uses, or the CPU.
-  - Where it runs, whether file by file or as a whole, and whether memory and disk suffice is planned before anything
-    starts.
+  - Where it runs, whether file by file or as a whole, and whether there is enough memory and disk is planned before
+    anything starts.
   - The output is compared with its source by names, types, shapes and values of the tensors, and gets a card, a record
-    of what it was made of, and a manifest with the SHA-256 of every file. It is written aside, and renamed when it is
-    complete, to C(/var/lib/instinct-fleet/models/NAME/COMMIT). The commit is the hash of its file list.
+    of what it was made of, and a manifest with the SHA-256 of every file. It is written to a temporary directory, and
+    renamed when it is complete, to C(/var/lib/instinct-fleet/models/NAME/COMMIT). The commit is the hash of its file
+    list.
   - The job continues if the control node dies, and the next run waits for it. Its log is kept in
     C(/var/lib/instinct-fleet/quantize/logs).
 author: instinct-fleet contributors (@instinct-fleet)
@@ -44,7 +45,7 @@ options:
     type: str
     default: ""
   device:
-    description: V(auto) takes free GPUs, and the CPU where they do not suffice and it does.
+    description: V(auto) takes free GPUs, or the CPU if they are not enough and it is.
     type: str
     choices: [auto, gpu, cpu]
     default: auto
@@ -53,7 +54,8 @@ options:
     type: list
     elements: str
   architecture:
-    description: An architecture of the catalogue whose modules have the same names, for a model_type that it lacks.
+    description: An architecture of the catalogue whose modules have the same names, for a model_type that is not in the
+      catalogue.
     type: str
     default: ""
   calibration:
@@ -109,7 +111,7 @@ options:
     choices: [facts, run, sign]
     default: facts
   job:
-    description: Set by the action plugin; what is to be done.
+    description: Set by the action plugin; what to do.
     type: dict
   requirements:
     description: Set by the action plugin; the backend's packages with their hashes.
@@ -132,7 +134,7 @@ attributes:
     details: Shows what would be done, with sizes, after the same checks of memory and disk.
   diff_mode:
     support: N/A
-    details: An output is new or there.
+    details: An output is either new or already there.
   idempotent:
     support: full
     details: Equal source, scheme, settings, calibration and packages are quantized once.
@@ -169,7 +171,7 @@ commit:
   type: str
   returned: success
 report:
-  description: How it compares with its source; null if it was there.
+  description: How it compares with its source; null if it was already there.
   type: dict
   returned: success
 signed:
@@ -199,7 +201,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.content import proxies
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize.converge import (
     quantize,
     write_signature,
@@ -260,7 +262,7 @@ def main() -> None:
     finish(
         module,
         proxies.secrets(module.params["proxy"]),
-        leased(module, lambda: work(module.params, module.check_mode)),
+        run_leased(module, lambda: work(module.params, module.check_mode)),
     )
 
 

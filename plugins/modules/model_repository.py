@@ -1,19 +1,19 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: give a model that another node made its path on this node."""
+"""Ansible module: put a model that another node made at its path on this node."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: model_repository
-short_description: Give a model that another node has made its path on this node
+short_description: Put a model that another node has made at its path on this node
 version_added: "0.2.0"
 description:
   - Takes a local repository, which M(instinct.fleet.model_quantize) made on another node, out of the content store,
     where M(instinct.fleet.blob_swarm) has put it.
-  - The signature is verified on the control node, and the files are hashed, before they have a name; the directory
-    appears whole. The files take no space beside the store's where both are on one file system.
-  - A directory that differs is replaced. Instances that run go on with the files that they opened.
+  - The signature is verified on the control node, and the files are hashed, before the directory appears, complete. The
+    files take no extra space if they are on the same file system as the store.
+  - A directory that differs is replaced. Running instances continue with the files that they opened.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
   path:
@@ -30,7 +30,7 @@ options:
     default: ""
   step:
     description: >-
-      V(read) returns manifest and signature, V(place) gives it its path. The action plugin sets it; leave it out.
+      V(read) returns manifest and signature, V(place) puts it at its path. The action plugin sets it; leave it out.
     type: str
     choices: [read, place]
     default: place
@@ -45,7 +45,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Nothing was received then, so the directory is compared with its own manifest.
+    details: Nothing is received in check mode, so the directory is compared with its own manifest.
   diff_mode:
     support: full
     details: Whether the directory is as it was made, before and after.
@@ -56,7 +56,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Give the model its path
+- name: Put the model at its path
   instinct.fleet.model_repository:
     path: /var/lib/instinct-fleet/models/llama-ptpc-fp8/3f2a9c0d1e4b5a69788796a5b4c3d2e1f0a9b8c7
     name: model /var/lib/instinct-fleet/models/llama-ptpc-fp8@3f2a9c0d1e4b5a69788796a5b4c3d2e1f0a9b8c7 unsigned
@@ -84,7 +84,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common import paths
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.received_repository import (
@@ -138,7 +138,7 @@ def _result(repository: LocalRepository, actions: list[str]) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, (), leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, (), run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

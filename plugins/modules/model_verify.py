@@ -9,8 +9,8 @@ module: model_verify
 short_description: Verify models on a node by their manifests and signatures
 version_added: "0.1.0"
 description:
-  - Hashes the files of models that lie in directories with a C(manifest.json), as M(instinct.fleet.model_quantize)
-    makes them, and fails with the names of files that are changed, missing or not in it.
+  - Hashes the files of models in directories with a C(manifest.json), as M(instinct.fleet.model_quantize)
+    makes them, and fails with the names of files that are changed, missing or not in the manifest.
   - Signatures (C(model.sig), in the format of model-signing) are verified on the control node with O(public_key_file).
   - A directory without a manifest was not made by this toolkit; it is refused only if O(public_key_file) is given and
     O(required) is true.
@@ -54,7 +54,7 @@ attributes:
     details: It changes nothing.
   idempotent:
     support: full
-    details: It changes nothing, but for the hashes that it remembers.
+    details: It changes nothing, except for the hashes that it remembers.
 seealso:
   - module: instinct.fleet.model_quantize
 """
@@ -93,7 +93,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import node_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize.verify import verify_models
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     targets = module.params["targets"]
     secrets = [*secrets_of([target.get("server") or {} for target in targets]), *node_secrets()]
-    finish(module, secrets, leased(module, lambda: verify_models(module.params)))
+    finish(module, secrets, run_leased(module, lambda: verify_models(module.params)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ description:
   - Reads in one call the facts that the planner needs about a node - operating system, NUMA, driver, ROCm, GPUs with
     their partitions, Docker engine, images, weights, running instances and free disk space.
   - Starts no program and changes nothing. A source that cannot be read gives null for its field and an entry in
-    RV(node_state.problems); facts that the node lacks are null or an empty list, never a guess.
+    RV(node_state.problems); facts that the node does not have are null or an empty list, never a guess.
   - A script without Ansible's module framework, because it runs on every host in every run. It costs about a
     fifth of what M(ansible.builtin.ping) costs on the node.
 options:
@@ -198,9 +198,9 @@ node_state:
       sample: [{cache_dir: /var/lib/instinct-fleet/hf, repo: lab/tiny-llama, bytes: 1}]
     repositories:
       description: >-
-        Models that were made on the fleet. C(commit) is that of the files in the manifest, empty without a manifest,
-        C(signature) marks the signature, C(wrong) names files that differ, C(verified) tells that all were hashed since
-        they changed.
+        Models made on the fleet. C(commit) is that of the files in the manifest, empty without a manifest,
+        C(signature) is the fingerprint of the signature, C(wrong) names files that differ, C(verified) is whether all
+        were hashed since they changed.
       type: list
       elements: dict
       sample: [{path: /var/lib/instinct-fleet/models/llama-fp8/COMMIT, commit: "40 hex digits", signature: 8f1c2d0e5b7a,
@@ -216,14 +216,14 @@ node_state:
         and on disks of this node only.
       type: int
     libtorrent:
-      description: Whether the engine that moves them between nodes is installed.
+      description: Whether libtorrent, which moves them between nodes, is installed.
       type: bool
     instances:
       description:
         - Containers of instances. C(spec_hash) is the hash of the files from which the container was created,
           C(artefact_hash) that of the instance's present files, null if one is missing. C(files) has their sha256.
-          C(own_restart_policy) is the one that the container has while it is to run. C(start) has the lines of vLLM's
-          log that tell the memory that it measured when it started, null if they are not recorded.
+          C(own_restart_policy) is the one that the container has while it should run. C(start) has the lines of vLLM's
+          log with the memory that it measured when it started, null if they are not recorded.
         - C(supervisor) is the report of the supervisor around vLLM, null if there is none - C(state) is one of
           V(waiting), V(starting), V(running), V(stopping), V(gave_up); C(failures) counts consecutive unrequested ends
           of vLLM, C(first) is the first of them; C(peer) is the end of another rank that ended the last run.
@@ -256,7 +256,7 @@ node_state:
     disk:
       description:
         - Space on the file systems of images, caches and data; an equal C(device) is the same file system, and
-          C(network) the type of one in the network.
+          C(network) the type of a network file system.
       type: list
       elements: dict
       sample: [{path: /var/lib/docker, free_bytes: 1, total_bytes: 1, device: 123}]
@@ -270,14 +270,14 @@ node_state:
                out: null}
     lease:
       description:
-        - The run that changes this node, or did last; null if there was none since the boot. C(tag) names the last
-          change; C(at_work) is whether a call of the run is at work now, C(left) for how many seconds its lease lasts
-          without another call.
+        - The run that is changing this node, or the last one that did; null if there was none since the boot. C(tag)
+          names the last change; C(at_work) is whether a call of the run is at work now, C(left) for how many seconds
+          its lease lasts without another call.
       type: dict
       sample: {run: 1d0b3c/4026531836/4242/99817, who: ann@control1, command: upgrade.yml,
                started: "2026-01-01T00:00:00Z", tag: "1d0b3c/4026531836/4242/99817:3", at_work: true, left: 118.2}
     benchmarks:
-      description: What is kept of benchmarks that were not reported. C(runs) are the finished runs of each cell.
+      description: What is kept of benchmarks that are not reported yet. C(runs) are the finished runs of each cell.
       type: list
       elements: dict
       sample: [{run: 20260131T101500Z, target: llama-0-serve, runs: [3, 3, 1]}]
@@ -643,10 +643,10 @@ def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
         names = listing(directory)
         numbers = sorted(int(name[:-5]) for name in names if name[:-5].isdigit() and name.endswith(".json"))
         try:
-            kept = stored(directory, "summary.json")["kept"] if "summary.json" in names else []
+            kept = read_store_file(directory, "summary.json")["kept"] if "summary.json" in names else []
             if [item["generation"] for item in kept] != numbers:  # a run was interrupted between two files
-                kept = [without_files(stored(directory, f"{number}.json")) for number in numbers]
-            state = stored(directory, "state.json") if "state.json" in names else {}
+                kept = [without_files(read_store_file(directory, f"{number}.json")) for number in numbers]
+            state = read_store_file(directory, "state.json") if "state.json" in names else {}
         except (OSError, ValueError, KeyError, TypeError) as error:
             broken = f"{directory}: {type(error).__name__}: {error}"
             source.problem(directory, f"broken record of generations: {type(error).__name__}: {error}")
@@ -662,7 +662,7 @@ def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
     return found
 
 
-def stored(directory: str, name: str) -> dict[str, Any]:
+def read_store_file(directory: str, name: str) -> dict[str, Any]:
     """Return a file of the store."""
     with open(os.path.join(directory, name), encoding="utf-8") as file:
         data: dict[str, Any] = json.load(file)

@@ -84,7 +84,7 @@ actions:
     - write 0 > /proc/sys/kernel/numa_balancing
 message:
   description: The reason for doing nothing if the kernel has no automatic NUMA balancing.
-  returned: when the kernel lacks the feature
+  returned: when the kernel does not have the feature
   type: str
   sample: This kernel has no automatic NUMA balancing; nothing to do.
 """
@@ -94,7 +94,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.host.numa_setting import converge
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 
 def argument_spec() -> dict[str, Any]:
@@ -110,7 +110,7 @@ def argument_spec() -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], leased(module, lambda: converge(module)))
+    finish(module, [], run_leased(module, lambda: converge(module)))
 
 
 if __name__ == "__main__":

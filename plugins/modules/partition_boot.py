@@ -70,7 +70,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.checked_program import run_checked
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.boot_unit import converge
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpu_files import GpuFiles
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.gpus import COMPUTE_MODES, MEMORY_MODES
@@ -104,7 +104,7 @@ def work(module: AnsibleModule, node: GpuFiles) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    finish(module, [], leased(module, lambda: work(module, GpuFiles())))
+    finish(module, [], run_leased(module, lambda: work(module, GpuFiles())))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ description:
     rdc, display managers). If any other process holds a GPU, the module names it and fails before any change.
     Containers and units are stopped gracefully, because killing one strands GPU memory.
   - Fails before anything is stopped if the driver is missing, does not offer the mode, or does not allow the change
-    (virtual machine, GPU in reset, not root), if no tool answers, or if the disk has no room for the journal. In check
-    mode it does so too, but for the journal.
+    (virtual machine, GPU in reset, not root), if no tool answers, or if the disk has no space for the journal. In check
+    mode it does so too, except for the journal.
   - If M(instinct.fleet.partition_boot) has recorded modes for the next boot, the record is updated.
   - C(/var/lib/instinct-fleet/partition.json) records the step in progress and the stopped services. The next run
     finishes an interrupted change; without O(compute) and O(memory) it undoes it.
@@ -58,7 +58,7 @@ EXAMPLES = r"""
     memory: NPS4
   become: true
 
-- name: Make two GPUs whole again, through the driver's own files
+- name: Make two GPUs undivided again, through the driver's own files
   instinct.fleet.rocm_partition:
     compute: SPX
     gpus: ["0", "0000:26:00.0"]

@@ -11,10 +11,10 @@ version_added: "0.1.0"
 description:
   - Runs on the control node, once for all hosts, after each batch. If an instance of the batch failed by itself, or
     the canary's verdict is bad, the batch is rolled back (if possible) and held there, and the rollout ends. If a host
-    cannot be reached any more, the rollout ends, and finished batches stay.
-  - Any other failure, such as one of Docker, a disk, the load balancers or a time-out, is no verdict on the release.
+    can no longer be reached, the rollout ends, and finished batches stay.
+  - Any other failure, such as of Docker, a disk, the load balancers or a time-out, is not a verdict on the release.
     The hosts that failed go back (if possible), nothing is held, and the same command continues.
-  - A measurement goes on after a failure; the instances concerned return to service as soon as they are ready.
+  - A measurement continues after a failure; the instances concerned return to service as soon as they are ready.
   - At the end, without O(batch), reports the rollout's result, and fails if the rollout ended early, or if a
     measurement failed somewhere.
 options:
@@ -56,7 +56,7 @@ back:
   type: bool
   returned: with O(batch)
 turned:
-  description: Whether the release was turned back, and the deployment held.
+  description: Whether the release was rolled back, and the deployment held.
   type: bool
   returned: with O(batch)
 resumable:
@@ -69,7 +69,7 @@ hosts:
   elements: str
   returned: with O(batch)
 missed:
-  description: What failed in this batch and in earlier ones, after which a measurement goes on.
+  description: What failed in this batch and in earlier ones, after which a measurement continues.
   type: list
   elements: str
   returned: with O(batch)
@@ -83,7 +83,7 @@ phases:
   elements: str
   returned: with O(batch)
 hold_why:
-  description: RV(why) in the length that a hold keeps.
+  description: RV(why), shortened to the length that a hold keeps.
   type: str
   returned: with O(batch)
 why:

@@ -14,7 +14,7 @@ description:
     a network.
   - Records are files in C(/etc/instinct-fleet/generations/<deployment>) that only root can read; each is completely on
     disk before the module returns. They may contain API keys, like the environment files of instances.
-  - A deployment can be held at a generation, after a rollback, and be on trial, while a rollout is in progress.
+  - A deployment can be held at a generation, after a rollback, and be on trial while a rollout is in progress.
   - Every event is a line in C(/etc/instinct-fleet/journal.log).
 author: instinct-fleet contributors (@instinct-fleet)
 options:
@@ -35,7 +35,7 @@ options:
       - Holds and trials of deployments, each with C(deployment) and C(held) or C(trial) or both. A missing key leaves
         the hold or trial unchanged, and null removes it.
       - C(held) has C(generation) (0 for a deployment of which nothing served before), C(why), C(failed), the
-        generations that were turned back, and C(together), the deployments that were turned back with it.
+        generations that were rolled back, and C(together), the deployments that were rolled back with it.
       - C(trial) has C(generation), C(why), C(units), C(baseline), C(before), the generation to which the rollout
         goes back if it fails, and C(together), those of the deployments that go back with it.
       - C(since) defaults to the present time.
@@ -119,7 +119,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.re
 from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store_writer import (
     GenerationWriter,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 
 def argument_spec() -> dict[str, Any]:
@@ -138,7 +138,7 @@ def argument_spec() -> dict[str, Any]:
 def work(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Update the store. Return the module's result."""
     if params["keep"] < 2:
-        raise NodeError("keep: at least 2, what runs and what it replaced.")
+        raise NodeError("keep must be at least 2: what runs, and what it replaced.")
     update = StoreUpdate(**{name: value for name, value in params.items() if name not in LEASE_OPTION})
     return change(GenerationWriter(), update, check)
 
@@ -148,7 +148,7 @@ def main() -> None:
     # no_log: an instance's environment file may contain an API key, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     secrets = secrets_of([item.get("server") or {} for item in module.params["instances"]])
-    finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, secrets, run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

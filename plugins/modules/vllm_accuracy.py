@@ -14,7 +14,7 @@ description:
     answers.
   - The items are divided among the instances of a deployment that the plan of the same run has, on all hosts, unless
     O(divide) is false; each instance gets all passages, one at a time.
-  - It is a light load of a few minutes, but a load. The role C(accuracy) drains the instances before.
+  - It is a light load of a few minutes, but a load. The role C(accuracy) drains the instances first.
   - A request that fails is sent again, and is then recorded as failed. It is never scored.
   - The API key is read from the instance's files on the node.
 author: instinct-fleet contributors (@instinct-fleet)
@@ -37,7 +37,7 @@ options:
   divide:
     description:
       - Whether the instances of a deployment share the items. Otherwise each gets all of them, with the categories in
-        turns, so that those which are answered in time are of all categories.
+        turn, so that the items answered in time come from all categories.
       - Evaluated on the control node, by the module's action plugin.
     type: bool
     default: true
@@ -120,7 +120,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main 
 from ansible_collections.instinct.fleet.plugins.module_utils.credentials.secret_files import node_secrets
 from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_secrets import secrets_of
 from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store import GenerationStore
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 
@@ -191,7 +191,9 @@ def main() -> None:
         *node_secrets(),
     ]
     finish(
-        module, secrets, leased(module, lambda: run({**module.params, "targets": targets}, module.check_mode))
+        module,
+        secrets,
+        run_leased(module, lambda: run({**module.params, "targets": targets}, module.check_mode)),
     )
 
 

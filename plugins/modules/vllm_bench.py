@@ -17,8 +17,8 @@ description:
   - The API key of an instance reaches the client through the instance's environment file, never as an argument.
   - A benchmark fails if no request completed or some requests failed; the error has the cause in the server's log.
   - If the controller dies, the next call removes the benchmark's container. A call with the same O(run), instances and
-    arguments keeps the runs that were finished, and performs the others. What is on the node is removed once it was
-    returned.
+    arguments keeps the runs that were finished, and performs the others. Files on the node are removed once their
+    results were returned.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
   - a Docker engine on the node
@@ -50,8 +50,8 @@ options:
     description:
       - Arguments of C(vllm bench), as a map; underscores and hyphens are equivalent. True gives the flag alone, false
         and null omit it, a list gives several values, a map JSON (C(goodput) and C(metadata) have their own forms).
-      - If the release's client lacks a flag, the catalogue translates it. An argument that the client cannot express is
-        an error before anything runs.
+      - If the release's client does not have a flag, the catalogue translates it. An argument that the client cannot
+        express is an error before anything runs.
       - The offline benchmarks also get the instance's engine arguments, which these arguments override.
       - Evaluated on the control node, by the action plugin.
     type: dict
@@ -70,7 +70,8 @@ options:
     type: dict
     default: {}
   results_dir:
-    description: Where probes of a O(run) are kept until it is reported, on the control node. A killed search goes on.
+    description: Where probes of a O(run) are kept until it is reported, on the control node. A killed search continues
+      from them.
     type: path
     default: results
   repeat:
@@ -229,8 +230,8 @@ benchmarks:
           type: str
         telemetry:
           description:
-            - What the instance's GPUs did meanwhile - C(gpus) with power, clocks, temperatures, throttle shares, ECC
-              counts and PCIe link of each; C(problems) of reading them; C(shared) if other instances ran on them.
+            - What the instance's GPUs did during the run - C(gpus) with power, clocks, temperatures, throttle shares,
+              ECC counts and PCIe link of each; C(problems) of reading them; C(shared) if other instances ran on them.
             - Throttle shares and new errors are those of all runs of the call.
             - Null on a node without GPUs, for a run of an earlier call, and for requests through a load balancer.
           type: dict
@@ -238,10 +239,10 @@ benchmarks:
       description: The last lines that were printed, if the cell failed.
       type: str
     error:
-      description: Why the cell failed or lacks runs; null if it succeeded.
+      description: Why the cell failed or has too few runs; null if it succeeded.
       type: str
     live:
-      description: Whether the requests went through a load balancer, beside those of users.
+      description: Whether the requests went through a load balancer, together with those of users.
       type: bool
     instance_plan:
       description: The target from the parameters, without C(server).
@@ -280,7 +281,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_
 from ansible_collections.instinct.fleet.plugins.module_utils.disk.beneath import remove_tree
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store import GenerationStore
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 
 def argument_spec() -> dict[str, Any]:
@@ -336,7 +337,7 @@ def main() -> None:
     finish(
         module,
         secrets,
-        leased(module, lambda: work({**module.params, "targets": targets}, module.check_mode)),
+        run_leased(module, lambda: work({**module.params, "targets": targets}, module.check_mode)),
     )
 
 

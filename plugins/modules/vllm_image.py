@@ -52,7 +52,7 @@ options:
     type: dict
     suboptions:
       repo:
-        description: URL that git can clone, without user, password or token in it, but for the user of ssh.
+        description: URL that git can clone, without user, password or token in it, except for the user of ssh.
         type: str
         required: true
       ref:
@@ -79,7 +79,7 @@ options:
       from_store:
         description:
           - Take the image from O(store), where M(instinct.fleet.blob_swarm) has put what another node built, and build
-            nothing. It fails where the image is not there.
+            nothing. It fails if the image is not there.
         type: bool
         default: false
       image_id:
@@ -87,7 +87,7 @@ options:
         type: str
   proxy:
     description:
-      - The proxies for O(build), as in an environment; a pull goes the way of Docker's own configuration.
+      - The proxies for O(build), as in an environment; a pull uses Docker's own configuration.
       - URLs may hold an account, which appears in no argument, label or log.
     type: dict
     default: {}
@@ -101,7 +101,7 @@ options:
   store:
     description:
       - The node's content store. If it has the whole image, as after M(instinct.fleet.blob_swarm), the engine gets the
-        layers from there, and of the registry only the manifest; the engine checks each layer.
+        layers from there, and only the manifest from the registry; the engine checks each layer.
       - Blobs that are wrong there are named and removed, and the image is pulled from its registry.
     type: path
     default: /var/lib/instinct-fleet/store
@@ -228,7 +228,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.images impor
     converge_pull,
     parse_pull,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.leases.run_lock import run_lock
 from ansible_collections.instinct.fleet.plugins.module_utils.store.blobs import Store
 from ansible_collections.instinct.fleet.plugins.module_utils.store.built_image import ReceivedImage
@@ -310,7 +310,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     secrets = [module.params["registry_password"], *proxies.secrets(module.params["proxy"])]
-    finish(module, secrets, leased(module, lambda: work(module.params, module.check_mode)))
+    finish(module, secrets, run_leased(module, lambda: work(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

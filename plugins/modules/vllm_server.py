@@ -117,7 +117,7 @@ servers:
       type: float
     attention_backend:
       description: Of a server with O(servers[].attention), the attention backends that its log proves, with commas
-        between them; null where the log has no such line. Another one than the planned is warned about.
+        between them; null where the log has no such line. One that differs from the planned one is a warning.
       type: str
     class:
       description: The class of a failure, such as V(out_of_memory), V(unknown_flag), V(missing_weights),
@@ -138,8 +138,8 @@ removed:
   elements: str
   returned: as RV(servers)
 actions:
-  description: Requests to Docker and files written, in order; in check mode those that would be. Files are written
-    beside the old ones, and renamed once the old instance has stopped.
+  description: Requests to Docker and files written, in order; in check mode those that would be. Files are written next
+    to the old ones, and renamed once the old instance has stopped.
   type: list
   elements: str
   returned: as RV(servers)
@@ -166,9 +166,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect impo
 from ansible_collections.instinct.fleet.plugins.module_utils.engines.names import check_name
 from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store_servers import (
     note_servers,
-    resolved,
+    resolve_servers,
 )
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.converge import ConvergeContext, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.instance import ServerSpec, parse_server
 
@@ -252,7 +252,7 @@ def main() -> None:
     # no_log: an environment file may contain an API key, and the parameters would go to syslog.
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, no_log=True)
     try:
-        params = {**module.params, "servers": resolved(module.params["servers"])}
+        params = {**module.params, "servers": resolve_servers(module.params["servers"])}
     except NodeError as error:
         module.fail_json(msg=str(error))
         return
@@ -260,7 +260,7 @@ def main() -> None:
         value for texts in params["secrets"].values() for text in texts.values() for value in values_of(text)
     ]
     secrets = [*secrets_of(params["servers"]), *given, *node_secrets(), node_key()]
-    finish(module, secrets, leased(module, lambda: work(params, Redactor(secrets), module.check_mode)))
+    finish(module, secrets, run_leased(module, lambda: work(params, Redactor(secrets), module.check_mode)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ description:
   - Sends a dozen prompts (facts, arithmetic, code, other languages, repetition) to an instance from its own node, at
     temperature 0 and for 32 tokens each, all at once, and returns the answers. It leaves the judgement to
     M(instinct.fleet.canary_verdict).
-  - The prompts go to C(/v1/completions), or to C(/v1/chat/completions) if the model lacks the first endpoint.
+  - The prompts go to C(/v1/completions), or to C(/v1/chat/completions) if the model does not support the first
+    endpoint.
   - The API key is read from the instance's files on the node.
 author: instinct-fleet contributors (@instinct-fleet)
 options:
@@ -107,7 +108,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.credentials.server_
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET, DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.engines.smoke_prompts import PROMPTS, TOKENS
 from ansible_collections.instinct.fleet.plugins.module_utils.generation_store.store import GenerationStore
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 
 KNOWN = ("name", "deployment", "model", "commit", "image", "vllm")
 
@@ -183,7 +184,7 @@ def main() -> None:
     finish(
         module,
         secrets,
-        leased(module, lambda: work({**module.params, "target": target}, module.check_mode, api_key)),
+        run_leased(module, lambda: work({**module.params, "target": target}, module.check_mode, api_key)),
     )
 
 

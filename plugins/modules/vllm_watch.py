@@ -9,7 +9,7 @@ module: vllm_watch
 short_description: Watch vLLM servers of a node for a while, and fail if one ends or is restarted
 version_added: "0.1.0"
 description:
-  - For the time after a change, when an engine that answered its first requests may still die.
+  - Used after a change, when an engine that answered its first requests may still fail.
   - Fails as soon as a container does not run or was restarted, or the vLLM inside it ended.
 author: instinct-fleet contributors (@instinct-fleet)
 requirements:
@@ -64,7 +64,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import finish
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import SOCKET
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.connect import connect
-from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, leased
+from ansible_collections.instinct.fleet.plugins.module_utils.leases.lease import LEASE_OPTION, run_leased
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.soak import watch
 
 
@@ -85,7 +85,7 @@ def main() -> None:
     finish(
         module,
         [],
-        leased(
+        run_leased(
             module,
             lambda: watch(
                 connect(module.params["docker_socket"], module.check_mode), module.params["servers"], seconds

@@ -224,7 +224,7 @@ def test_what_a_deployment_cannot_spare_stays_in_service(endpoint: Endpoint) -> 
             refused = lab.play(playbook)
             assert (refused.rc, refused.changed()) == (2, []), refused.out
             assert "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service" in refused.out
-            assert "To do it all the same, and have clients get 503: -e at_once=true." in refused.out
+            assert "To do it anyway, with 503 for clients: -e at_once=true." in refused.out
         load.wait_for(requests=200)
     print(load.assert_nothing_lost(at_least=200))
     drained = lab.play("drain", "-e", "deployment=llama", "-e", "at_once=true")

@@ -71,7 +71,7 @@ def test_one_node_builds_and_the_others_get_its_bytes(fresh_lab: Lab) -> None:
 
     run = _play(lab, "build")
     assert _builders(run) == [builder]
-    assert "USE_CYTON is no ARG of Dockerfile.rocm" in run.out
+    assert "USE_CYTON is not an ARG of Dockerfile.rocm" in run.out
     assert "Did you mean USE_CYTHON?" in run.out
     ids = {_image(lab, host) for host in lab.hosts}
     assert len(ids) == 1, ids

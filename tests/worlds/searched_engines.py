@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ansible_collections.instinct.fleet.plugins.action.vllm_bench import ActionModule
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.results import packed, separate
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.results import compress_lists, separate
 
 from tests.worlds.bench_world import instance
 
@@ -74,7 +74,8 @@ class Node:
         error = "the engine is gone" if not result else f"{failed} requests failed." if failed else None
         run = {
             "block": 1, "order": 1, "seed": job["seed"], "started": 1769854502.0 + 300 * len(self.calls),
-            "seconds": 300.0, "client_cpu_share": 0.2, "result": plain, "detail": packed(lists, 1 << 24), "log": "",
+            "seconds": 300.0, "client_cpu_share": 0.2, "result": plain, "detail": compress_lists(lists, 1 << 24),
+            "log": "",
             "error": error, "telemetry": None,
         }  # fmt: skip
         return {

@@ -61,7 +61,7 @@ def measure(
 
 
 def quantization_of(argv: Sequence[str]) -> str:
-    """Return the options of a `vllm serve` command line that choose number formats, or that there is none."""
+    """Return the options of a `vllm serve` command line that choose number formats; "of the checkpoint" without any."""
     pairs = zip(argv, argv[1:])
     return " ".join(f"{name} {value}" for name, value in pairs if name in _FORMATS and value != "auto") or (
         "of the checkpoint"
@@ -121,7 +121,7 @@ def log_likelihoods(text: str) -> list[float]:
 
 def _sent(send: Callable[[], ProbeAnswer], limits: RequestLimits) -> ProbeAnswer:
     """Send until there is an answer that another try would not change, or the tries or the time are used up."""
-    answer = ProbeAnswer(text="not asked: the time for this instance was over")
+    answer = ProbeAnswer(text="not asked: the time for this instance was used up")
     for attempt in range(limits.retries + 1):
         if attempt:
             time.sleep(_PAUSE)

@@ -80,7 +80,8 @@ def burn_in(
     ]
     if image(client, request.image) is None:
         raise NodeError(
-            f"Image {request.image} is not on this node. Run site.yml, which brings it, or name one with burnin_image."
+            f"Image {request.image} is not on this node. Run site.yml, which pulls it, or name another one "
+            "with burnin_image."
         )
     if check:
         return {"changed": False, "actions": actions, "burnin": None}
@@ -190,7 +191,8 @@ def _check_free(source: Source, gpus: list[Json]) -> None:
         pids = sorted({pid for gpu in used for pid in gpu["users"]})
         raise NodeError(
             f"GPU {', '.join(str(gpu['index']) for gpu in used)} is in use (pid {', '.join(map(str, pids))}). "
-            "Nothing was tested: it would disturb what runs there, and be disturbed. Run playbooks/burnin.yml, which "
+            "Nothing was tested: a test would disturb what runs there, and be disturbed by it. Run "
+            "playbooks/burnin.yml, which "
             "drains and stops instances; stop other programs yourself (amd-smi process)."
         )
 
@@ -201,7 +203,7 @@ def _devices(gpus: Sequence[Json], root: str) -> list[str]:
     missing = [path for path in paths if not os.path.exists(os.path.join(root, path[1:]))]
     if missing:
         raise NodeError(
-            f"{', '.join(missing)} is missing: the driver does not show these GPUs. See audit.yml."
+            f"{', '.join(missing)} is missing: the driver does not show these GPUs. Run playbooks/audit.yml."
         )
     return paths
 
@@ -223,11 +225,11 @@ def _run(client: DockerClient, request: BurninRequest, body: Json) -> Json:
     found: Json = json.loads(lines[-1][len(MARK) :]) if lines else {}
     if code is None:
         raise NodeError(
-            f"The test is not done after {request.timeout} s, and was stopped. Raise burnin_timeout."
+            f"The test did not finish within {request.timeout} s and was stopped. Raise burnin_timeout."
         )
     if found.get("error") or not lines:
         last = found.get("error") or " ".join(tail(log, 1)) or "it printed nothing"
-        raise NodeError(f"The test ended with {code}: {last}", log=tail(log, 20))
+        raise NodeError(f"The test ended with exit code {code}: {last}", log=tail(log, 20))
     return found
 
 

@@ -72,7 +72,7 @@ class BenchmarkTarget:
 
     @property
     def live(self) -> bool:
-        """Return whether requests go through a load balancer, beside those of users."""
+        """Return whether requests go through a load balancer, together with those of users."""
         return bool(self.endpoint)
 
     def client_files(self) -> dict[str, str]:

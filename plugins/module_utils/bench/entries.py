@@ -109,12 +109,15 @@ def entries_of(
 def _incomplete(
     wanted: Measurement, end: ContainerEnd, log: str, done: int, blocks: int
 ) -> tuple[str, str | None]:
-    """Return (why a cell lacks runs, class of the error or None)."""
-    some = f" {done} of {blocks} runs were done before." if done else ""
+    """Return (why a cell has too few runs, class of the error or None)."""
+    some = f" {done} of {blocks} runs were finished before that." if done else ""
     if end.error:
         return f"{end.error}{some}", "docker"
     if end.code is None:
-        what = f"not done after {wanted.timeout} s, and stopped. Raise benchmark_timeout, or ask for fewer prompts."
+        what = (
+            f"did not finish within {wanted.timeout} s, and was stopped. "
+            "Raise benchmark_timeout, or ask for fewer prompts."
+        )
         return what + some, None
     _result, error = outcome(wanted.kind, end.code, log, None)
     return f"{error}{some}", None

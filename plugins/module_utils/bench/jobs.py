@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..benchmarks.bench_record import succeeded
+from ..benchmarks.bench_record import has_result
 from ..common.files import make_private
 from ..common.hashing import spec_hash
 from ..common.module_main import NodeError
@@ -82,7 +82,7 @@ def parse_job(name: str, data: object) -> BenchmarkJob:
     """Return the job of an instance. Raise NodeError for one that cannot be performed."""
     where = f"jobs[{name or '?'}]"
     if not isinstance(data, Mapping):
-        raise NodeError(f"{where}: there is none. The action plugin vllm_bench composes it.")
+        raise NodeError(f"{where} is missing. The action plugin vllm_bench composes it.")
     missing = [key for key in _NEEDED if data.get(key) is None]
     if missing:
         raise NodeError(f"{where}: {', '.join(missing)} is missing.")
@@ -113,7 +113,7 @@ def prepare(directory: str, job: BenchmarkJob, served: Mapping[str, Any], second
     stored = _stored(directory)
     if stored and job.same_work(stored) and stored.get("served") == wanted["served"]:
         wanted |= {"order": stored["order"], "seed": stored["seed"] + job.seeds}
-        kept = {run.name for run in recorded_runs(directory)[0] if succeeded(run.record)}
+        kept = {run.name for run in recorded_runs(directory)[0] if has_result(run.record)}
         for name in names_below(directory):
             if name not in kept:
                 remove_below(directory, name)

@@ -3,8 +3,8 @@
 
 lm-eval 0.4.13 writes nothing at all when a request fails after its retries. What was answered stays in its cache, so a
 further call asks only the rest; items that never get an answer are found by halving, and named by the hash of their
-document, so that they count beside a release that answered them. The cache does not know the release behind the
-address: it lives in the directory of one measurement of one instance.
+document, so that they can be compared with those of a release that answered them. The cache does not know the release
+behind the address: it lives in the directory of one measurement of one instance.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class LmEval:
             return [], items, f"given up after {self.calls} calls of lm-eval: {self.log}"
         if not generate(self.endpoint, _PROBE_SECONDS).tokens:
             return [], items, f"the instance does not answer: {self.log}"
-        if self.calls >= _IN_VAIN and not self._cached():  # it is no matter of single items
+        if self.calls >= _IN_VAIN and not self._cached():  # the cause is not a single item
             return [], items, f"lm-eval failed: {self.log}"
         if len(items) == 1:
             return [], items, ""
@@ -117,7 +117,7 @@ class LmEval:
         return one[0] + other[0], one[1] + other[1], one[2] or other[2]
 
     def _call_until_stuck(self, items: list[int]) -> list[dict[str, Any]] | None:
-        """Return the rows of all items; None when another call would bring no further answer."""
+        """Return the rows of all items; None when another call would give no further answer."""
         while self.calls < CALLS and time.monotonic() < self.deadline:
             before = self._cached()
             code = self._call(items, self._model(), self.deadline)
@@ -168,7 +168,7 @@ class LmEval:
         }
 
     def _call(self, items: Sequence[int], model: Sequence[str], deadline: float) -> int:
-        """Run lm-eval once; return its exit code, -1 when its time was over."""
+        """Run lm-eval once; return its exit code, -1 if its time ran out."""
         self.calls += 1
         shutil.rmtree(os.path.join(self.work, "out"), ignore_errors=True)
         program = Program(self.command(items, model), self.environment(), self.task.directory, merged=True)
@@ -178,7 +178,7 @@ class LmEval:
         return -1 if done.code is None else done.code
 
     def _cached(self) -> int:
-        """Return how many answers its cache holds; 0 without one."""
+        """Return how many answers its cache holds; 0 without a cache."""
         found = 0
         for path in glob.glob(os.path.join(self.work, "cache*.db")):
             with contextlib.closing(sqlite3.connect(path)) as database, contextlib.suppress(sqlite3.Error):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lm-eval wrote about the items of a task: which were answered rightly, and which have no answer."""
+"""What lm-eval wrote about the items of a task: which were answered correctly, and which have no answer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def samples_of(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the answers as [{doc, prompt, correct, answer}], and the items that lm-eval could not score.
 
-    metric, kind: the metric and the filter that count; empty: the first ones of the task. No item has an answer under a
-    metric that is not of right and wrong.
+    metric, kind: the metric and the filter that count; empty: the first ones of the task. A metric that does not tell
+    right from wrong gives no item an answer.
     """
     wanted = kind or (rows[0].get("filter") if rows else "")
     samples, unscored = [], []

@@ -32,7 +32,7 @@ def run_entry(kind: str, record: Record, carried: int) -> Json:
     return {
         **{key: record[key] for key in ("block", "order", "seed", "started", "seconds", "client_cpu_share")},
         "result": plain,
-        "detail": packed(lists, carried),
+        "detail": compress_lists(lists, carried),
         "log": "\n".join(tail(record["log"], LOG_LINES)) if error or kind == "throughput" else "",
         "error": error,
         "telemetry": None,
@@ -57,10 +57,10 @@ def outcome(
         counts = request_counts(kind, check_result(kind, result))
     except ResultError as error:
         nothing = found is None and not problem
-        what = "ended well, but wrote no result" if nothing else f"wrote no usable result: {error}"
+        what = "succeeded, but wrote no result" if nothing else f"wrote no usable result: {error}"
         return None, f"the client {what}. Last line: {' '.join(tail(log, 1)) or 'none'}"
     if kind == "serve" and not counts.completed:
-        return result, f"no request of {counts.prompts} completed."
+        return result, f"none of {counts.prompts} requests was completed."
     if counts.failed:
         # vLLM's client writes tracebacks, of which the last line says most.
         words = next((str(text).split() for text in found.get("errors") or () if text), [])
@@ -92,7 +92,7 @@ def separate(kind: str, result: Mapping[str, Any]) -> tuple[Json, Json]:
     return plain, {key: _rounded(value) if key in _TIMES else value for key, value in lists.items()}
 
 
-def packed(lists: Mapping[str, Sequence[Any]], limit: int) -> str | None:
+def compress_lists(lists: Mapping[str, Sequence[Any]], limit: int) -> str | None:
     """Return per-request lists as JSON, gzip, base64; where that is too large, without the many gaps between tokens.
 
     None if there are no lists, or not even those fit.

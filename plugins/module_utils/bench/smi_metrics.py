@@ -15,7 +15,7 @@ _ENDINGS = ("_violation_accumulated", "_accumulated")
 
 
 def parse_metric(text: str) -> dict[int, dict[str, Any]]:
-    """Return the readings of each GPU by amd-smi's number. Raise ValueError if the text is no such JSON.
+    """Return the readings of each GPU by amd-smi's number. Raise ValueError if the text is not such JSON.
 
     Keys: throttle (counters by cause), throttle_counter, ecc_uncorrectable, ecc_correctable, energy_j.
     """
@@ -33,7 +33,7 @@ def parse_metric(text: str) -> dict[int, dict[str, Any]]:
 
 
 def parse_static(text: str) -> dict[int, dict[str, Any]]:
-    """Return what each GPU is: bdf, vbios, power_cap_w. Raise ValueError if the text is no such JSON."""
+    """Return what each GPU is: bdf, vbios, power_cap_w. Raise ValueError if the text is not such JSON."""
     found = {}
     for row in _rows(text):
         limit = _section(row, "limit")
@@ -51,7 +51,7 @@ def parse_static(text: str) -> dict[int, dict[str, Any]]:
     return found
 
 
-def throttled(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float] | None:
+def throttle_shares(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float] | None:
     """Return the share of the time between two readings of a GPU for which each cause throttled it.
 
     The counters rise once per count of `throttle_counter`. None if they cannot be compared: not read, or reset between.
@@ -71,7 +71,7 @@ def _rows(text: str) -> Iterator[Mapping[str, Any]]:
     # A warning (about missing groups) may come first.
     start = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
     if start < 0:
-        raise ValueError(f"no JSON: {text.strip()[:80]!r}")
+        raise ValueError(f"not JSON: {text.strip()[:80]!r}")
     data = json.loads(text[start:])
     rows = data.get("gpu_data") if isinstance(data, dict) else data
     if not isinstance(rows, list):

@@ -18,7 +18,7 @@ from ..service.endpoint import listen_address, local_address
 from ..serving.health import ProbeAnswer, ServerAddress, ask
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-"""Endpoints that generate text. Some models lack the first; embedding models have neither."""
+"""Endpoints that generate text. Some models do not support the first; embedding models support neither."""
 
 _ABSENT = (400, 404, 405, 501)  # vLLM's answers for an endpoint that the model does not support
 

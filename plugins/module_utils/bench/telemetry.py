@@ -18,7 +18,7 @@ from ..observe.driver import read_rocm
 from ..observe.gpus import read_gpus
 from ..observe.source import Source
 from .power import Energy, agrees, energy
-from .smi_metrics import parse_metric, parse_static, throttled
+from .smi_metrics import parse_metric, parse_static, throttle_shares
 
 INTERVAL = 1.0
 _TOOL_SECONDS = 30
@@ -98,7 +98,7 @@ class Recorder:
             **{key: _mean(inside, key) for key, _unused in _LABELS.values()},
             "energy_j": used.joules,
             "energy_invalid": used.why or None,
-            "throttled": throttled(first, last),
+            "throttled": throttle_shares(first, last),
             "ecc_uncorrectable": gpu["ecc_uncorrectable"] if errors is None else errors,
             "ecc_uncorrectable_new": _difference(first, last, "ecc_uncorrectable"),
             "ecc_correctable_new": _difference(first, last, "ecc_correctable"),
@@ -147,7 +147,7 @@ class Recorder:
         try:
             done = run_program(Program([self._source.root + self._tool, what, "--json"]), _TOOL_SECONDS)
             if done.code is None:
-                raise ValueError(f"not done after {_TOOL_SECONDS} s")
+                raise ValueError(f"did not finish within {_TOOL_SECONDS} s")
             return parse(done.out)
         except (OSError, ValueError) as error:
             self.problems.append(f"amd-smi {what} --json: {error}")

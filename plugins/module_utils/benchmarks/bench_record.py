@@ -12,7 +12,7 @@ def record_name(position: int, block: int) -> str:
     return f"{position}.{block}.json"
 
 
-def succeeded(record: Mapping[str, Any]) -> bool:
+def has_result(record: Mapping[str, Any]) -> bool:
     """Return whether a run wrote a result of at least one answered request."""
     result = record["result"]
     return record["code"] == 0 and isinstance(result, dict) and result.get("completed") != 0

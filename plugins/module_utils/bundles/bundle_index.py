@@ -63,7 +63,7 @@ class BundleIndex:
 
     about: release, deployments, licenses, for people. lock: SHA-256 of the bundle's fleet.lock.json. pins: digests of
     images by reference, and commits of models by key of the lock. base: the id of the bundle whose blobs this one
-    lacks, "" without one. volume_size: bytes of a volume at most.
+    leaves out, "" without one. volume_size: bytes of a volume at most.
     """
 
     manifests: tuple[Manifest, ...]
@@ -130,13 +130,13 @@ def plan_bundle(
     volume_size: int,
     base: BundleIndex | None = None,
 ) -> BundleIndex:
-    """Return the index of a bundle with all blobs of the manifests that the base lacks; no volume is written yet."""
+    """Return the index of a bundle with all blobs of the manifests that the base does not have. Write no volume."""
     if not manifests:
         raise NodeError(
             "The bundle would be empty: no deployment has an image or a model that can be put into it."
         )
     if volume_size < LEAST:
-        raise NodeError(f"volume_size is {volume_size} bytes; a volume has at least {LEAST}.")
+        raise NodeError(f"volume_size is {volume_size} bytes; a volume must have at least {LEAST}.")
     ordered = tuple(sorted({item.id: item for item in manifests}.values(), key=lambda item: item.name))
     index = BundleIndex(ordered, (), about, text_hash(lock_text), pins, base.id if base else "", volume_size)
     known = base.blobs if base else {}
@@ -145,7 +145,7 @@ def plan_bundle(
 
 
 def plan_volumes(blobs: Mapping[str, int], volume_size: int) -> Iterable[Volume]:
-    """Yield the volumes of blobs in their order, each as full as it can be; what does not fit goes on in the next."""
+    """Yield the volumes of blobs in their order, each as full as it can be; what does not fit continues in the next."""
     number, free = 1, volume_size - END
     pieces: list[Piece] = []
     for sha256, size in blobs.items():
@@ -172,7 +172,7 @@ def parse_index(text: str, where: str) -> BundleIndex:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
             raise NodeError(
-                f"{where} has schema {data['schema']!r}, and this release reads {SCHEMA}. Use the release that "
+                f"{where} has schema {data['schema']!r}, but this release reads {SCHEMA}. Use the release that "
                 f"wrote it ({data.get('about', {}).get('release')})."
             )
         manifests = tuple(parse_manifest(item) for item in data["manifests"])

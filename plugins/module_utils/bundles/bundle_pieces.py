@@ -51,7 +51,7 @@ def agreeing(store: Store, volumes: Sequence[Volume], directory: str) -> tuple[V
     """Return the volumes; one whose piece is not that of the store loses its hash, so that it is written again.
 
     Volumes without a hash will be written from the store, and others of the same blob stay. Raise NodeError for such a
-    blob with other content than its name says: nobody would notice, as no piece has a hash of its own.
+    blob that does not match the hash in its name: nobody would notice, as no piece has a hash of its own.
     """
     found, hashed = list(volumes), set[str]()
     while True:
@@ -70,11 +70,11 @@ def agreeing(store: Store, volumes: Sequence[Volume], directory: str) -> tuple[V
 
 
 def refuse_wrong(store: Store, sha256: str) -> None:
-    """Remove a blob of the store with other content than its name says, and raise NodeError."""
+    """Remove a blob of the store that does not match the hash in its name, and raise NodeError."""
     names = store.remove(sha256)
     raise NodeError(
-        f"{store.path(sha256)} of {', '.join(names) or 'the content store'} has other content than its name says. It "
-        "is removed; run again to fetch it. Check this node's disk and memory (dmesg).",
+        f"{store.path(sha256)} of {', '.join(names) or 'the content store'} does not match the hash in its name. It "
+        "was removed; run again to fetch it. Check this node's disk and memory (dmesg).",
         changed=True,
     )
 

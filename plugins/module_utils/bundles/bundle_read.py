@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a bundle: compare its volumes with its index, or bring their blobs into a node's content store."""
+"""Read a bundle: compare its volumes with its index, or load their blobs into a node's content store."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Optional
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.disk_space import free_bytes, sized
+from ..common.disk_space import free_bytes, human_size
 from ..common.module_main import NodeError
 from ..store.blobs import Store, WrongContent
 from ..store.repository import repositories_of
 from .bundle_checks import (
     NAMED,
     absent_volume,
-    listed,
+    first_items,
     lock_problems,
     refuse_other_bundle,
     refuse_other_lock,
@@ -59,7 +59,7 @@ def verify_bundle(directory: str, wanted: str = "") -> dict[str, Any]:
         odd |= {volume.name} if problems else set()
         wrong += problems
     wrong += [
-        f"sha256:{sha256} in {' and '.join(names)} has other content, as it was written: make the bundle again"
+        f"sha256:{sha256} in {' and '.join(names)} does not match its hash and was written so: make the bundle again"
         for sha256, names in chain.wrong.items()
         if odd.isdisjoint(names)
     ]
@@ -73,8 +73,9 @@ def verify_bundle(directory: str, wanted: str = "") -> dict[str, Any]:
     }
     if wrong:
         raise NodeError(
-            f"The bundle in {directory} is not whole: {listed(wrong)}. Copy these files again from where it was made "
-            "(bundle_verify.yml there says whether they are whole), and run again.",
+            f"The bundle in {directory} is incomplete: {first_items(wrong)}. Copy these files again from "
+            "where it was made "
+            "(bundle_verify.yml there says whether they are complete), and run again.",
             **result,
         )
     return result
@@ -83,10 +84,10 @@ def verify_bundle(directory: str, wanted: str = "") -> dict[str, Any]:
 def load_bundle(
     store: Store, directory: str, pins: Mapping[str, Mapping[str, str]], check: bool, wanted: str = ""
 ) -> dict[str, Any]:
-    """Bring a bundle's blobs into the store, each when its hash was compared, and return the module's result.
+    """Load a bundle's blobs into the store, each once its hash is verified, and return the module's result.
 
-    pins: of the lock beside the inventory. wanted: the bundle's id, as in verify_bundle(). What is loaded stays where
-    something is missing or wrong, and the next run goes on. Raise NodeError.
+    pins: of the lock next to the inventory. wanted: the bundle's id, as in verify_bundle(). What is loaded stays if
+    something is missing or wrong, and the next run continues. Raise NodeError.
     """
     index = read_index(directory)
     refuse_other_bundle(index, wanted, directory)
@@ -97,7 +98,7 @@ def load_bundle(
     absent = [text for volume in needed for text in absent_volume(volume, directory)]
     if absent:
         raise NodeError(
-            f"The bundle in {directory} is not whole: {listed(absent)}. Copy these files there from where it "
+            f"The bundle in {directory} is incomplete: {first_items(absent)}. Copy these files there from where it "
             "was made, and run again; nothing is loaded twice."
         )
     known = {item.id for item in store.manifests()}
@@ -106,10 +107,12 @@ def load_bundle(
     need, free = amount + DISK_MARGIN, free_bytes(store.root)
     if missing and free < need:
         raise NodeError(
-            f"Not enough disk for the bundle: {store.root} has {sized(free)} free, and {sized(need)} are "
+            f"Not enough disk for the bundle: {store.root} has {human_size(free)} free, and {human_size(need)} are "
             "needed. Make room (playbooks/prune.yml), and run again."
         )
-    actions = [f"load {os.path.join(directory, volume.name)} ({sized(volume.size)})" for volume in needed]
+    actions = [
+        f"load {os.path.join(directory, volume.name)} ({human_size(volume.size)})" for volume in needed
+    ]
     actions += [f"record {item.name} in {store.root}" for item in fresh]
     result: dict[str, Any] = {
         "changed": bool(actions),
@@ -131,8 +134,8 @@ def load_bundle(
     wrong = [text for volume in needed for text in loader.load(volume, directory)]
     if wrong:
         raise NodeError(
-            f"Wrong content in the bundle in {directory}: {listed(wrong)}. It was refused; what is right is "
-            "loaded. Copy these files again from where the bundle was made, and run again, which goes on.",
+            f"Wrong content in the bundle in {directory}: {first_items(wrong)}. It was refused; the rest is "
+            "loaded. Copy these files again from where the bundle was made, and run again, which continues.",
             **{**result, "wrong": wrong},
         )
     for item in fresh:
@@ -143,7 +146,7 @@ def load_bundle(
 
 
 class _Loader:
-    """Puts pieces together below incoming/, where nothing counts as there, and hands whole blobs over."""
+    """Puts pieces together below incoming/, where nothing counts as present, and hands over complete blobs."""
 
     def __init__(self, store: Store, index: BundleIndex, missing: Mapping[str, int]) -> None:
         self._store, self._missing = store, missing
@@ -177,7 +180,7 @@ class _Loader:
         return file
 
     def _finish(self, volume: Volume, piece: Piece, corrupt: bool, wrong: bool) -> list[str]:
-        """Hand a blob over that is whole; of a piece in a corrupt volume nothing stays."""
+        """Hand over a blob that is complete; keep nothing of a piece in a corrupt volume."""
         path, size = self._path(piece), self._missing[piece.sha256]
         if not os.path.exists(path):
             return []
@@ -191,7 +194,7 @@ class _Loader:
                 self._store.add(path, piece.sha256, size, move=True, hashed=piece.whole)
             except WrongContent:
                 os.unlink(path)
-                return [f"{volume.name} or one before it: sha256:{piece.sha256} has other content"]
+                return [f"{volume.name} or one before it: sha256:{piece.sha256} has wrong content"]
         return []
 
 
@@ -239,7 +242,7 @@ def _corrupt(volume: Volume, found: _Found) -> list[str]:
         return []
     wrong = found.wrong or [piece.sha256 for piece in volume.pieces if not piece.whole]
     blobs = f" in {', '.join(f'sha256:{sha256}' for sha256 in wrong[:NAMED])}" if wrong else ""
-    return [f"{volume.name} has other content{blobs} (SHA-256 {found.sha256}, expected {volume.sha256})"]
+    return [f"{volume.name} has wrong content{blobs} (SHA-256 {found.sha256}, expected {volume.sha256})"]
 
 
 def _sync(path: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a bundle: the volumes, of blobs of the content store, and then the index that makes it one."""
+"""Write a bundle: the volumes, of blobs of the content store, and then the index, which completes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.disk_space import free_bytes, sized
+from ..common.disk_space import free_bytes, human_size
 from ..common.files import read_text, sync_directory, write_atomic
 from ..common.hashing import text_hash
 from ..common.module_main import NodeError
@@ -34,11 +34,11 @@ def read_index(place: str) -> BundleIndex:
     if text is None:
         begun = os.path.exists(os.path.join(os.path.dirname(path), PARTIAL))
         fix = (
-            "Its making was interrupted: run bundle_create.yml again, which goes on."
+            "It was interrupted before it was complete: run bundle_create.yml again, which continues."
             if begun
             else "Name the directory of a bundle, and copy bundle.json with the volumes."
         )
-        raise NodeError(f"{path} is not there, so this is no whole bundle. {fix}")
+        raise NodeError(f"{path} is not there, so this is not a complete bundle. {fix}")
     return parse_index(text, path)
 
 
@@ -54,7 +54,7 @@ def write_bundle(
     lacking = sorted(index.carried & missing.keys())
     if lacking:
         raise NodeError(
-            f"{store.root} lacks {len(lacking)} blobs of the bundle, sha256:{lacking[0]} first. Run again to "
+            f"{store.root} is missing {len(lacking)} blobs of the bundle, such as sha256:{lacking[0]}. Run again to "
             "fetch them."
         )
     volumes = agreeing(store, [_whole(volume, directory) for volume in begun.volumes], directory)
@@ -65,10 +65,11 @@ def write_bundle(
     need, free = sum(volume.size for volume in left) + DISK_MARGIN, free_bytes(directory)
     if left and free < need:
         raise NodeError(
-            f"Not enough disk for the bundle: {directory} has {sized(free)} free, and {sized(need)} are needed. Choose "
-            "another bundle_dir, or make room; volumes that are written stay."
+            f"Not enough disk for the bundle: {directory} has {human_size(free)} free, and "
+            f"{human_size(need)} are needed. Choose "
+            "another bundle_dir, or make room; volumes that are already written stay."
         )
-    actions = [f"write {os.path.join(directory, volume.name)} ({sized(volume.size)})" for volume in left]
+    actions = [f"write {os.path.join(directory, volume.name)} ({human_size(volume.size)})" for volume in left]
     actions += [f"write {os.path.join(directory, name)}" for name in absent]
     result = {
         "changed": bool(actions),
@@ -109,7 +110,7 @@ def read_identity(directory: str) -> dict[str, Any]:
 
 
 def write_signature(directory: str, signature: str) -> dict[str, Any]:
-    """Put a signature beside a bundle, and return the module's result."""
+    """Put a signature next to a bundle, and return the module's result."""
     path = os.path.join(directory, SIGNATURE)
     changed = read_text(path) != signature
     if changed:
@@ -127,13 +128,13 @@ def disk_errors(path: str) -> Iterator[None]:
     except OSError as error:
         raise NodeError(
             f"{path} cannot be copied to or from this host: {error.strerror}. Check the disk, its space and how it is "
-            "mounted (df, dmesg), and run again, which goes on.",
+            "mounted (df, dmesg), and run again, which continues.",
             changed=True,
         ) from error
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file that only root reads; one that an earlier run left is made so."""
+    """Open a file that only root reads; restrict one that an earlier run left."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     return os.open(path, flags, 0o600)
@@ -156,7 +157,7 @@ def _begun(index: BundleIndex, directory: str) -> BundleIndex:
             if there.id != index.id:
                 names = ", ".join(map(str, there.about.get("deployments") or ())) or "no deployment"
                 raise NodeError(
-                    f"{directory} has another bundle, of {names}. Choose another bundle_dir; for what has "
+                    f"{directory} holds another bundle, of {names}. Choose another bundle_dir; to write only what has "
                     f"changed since, name this one as bundle_base."
                 )
             return there

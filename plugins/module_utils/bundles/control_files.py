@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..common.disk_space import free_bytes, sized
+from ..common.disk_space import free_bytes, human_size
 from ..common.module_main import NodeError
 from ..content.transfer_names import CONTROL_FILES
 from ..store.blobs import Store
@@ -22,7 +22,7 @@ from .bundle_write import DISK_MARGIN
 
 
 def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], check: bool) -> dict[str, Any]:
-    """Take what was received, by SHA-256, and return the module's result with what the store lacks.
+    """Take what was received, by SHA-256, and return the module's result with what the store does not have.
 
     Without anything received, what the store has is hashed again. Raise NodeError for other content.
     """
@@ -33,7 +33,7 @@ def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], ch
     try:
         for sha256, path in received.items():
             if sha256 not in manifest.blobs:
-                raise NodeError(f"{path} is no file of the manifest.")
+                raise NodeError(f"{path} is not a file of the manifest.")
             own = os.path.join(workspace, sha256)
             shutil.copyfile(path, own)  # a link would still be the remote user's
             os.unlink(path)
@@ -45,8 +45,8 @@ def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], ch
     need, free = sum(missing.values()) + DISK_MARGIN, free_bytes(store.root)
     if missing and free < need:
         raise NodeError(
-            f"Not enough disk for the files of the control node: {store.root} has {sized(free)} free, and "
-            f"{sized(need)} are needed. Make room (playbooks/prune.yml), and run again."
+            f"Not enough disk for the files of the control node: {store.root} has {human_size(free)} free, and "
+            f"{human_size(need)} are needed. Make room (playbooks/prune.yml), and run again."
         )
     known = any(item == manifest for item in store.manifests())
     if not missing and not known and not check:
@@ -55,7 +55,7 @@ def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], ch
             store.drop(other)
     if not check:
         hide(store)
-    count, size = len(missing), sized(sum(missing.values()))
+    count, size = len(missing), human_size(sum(missing.values()))
     actions = (
         []
         if known and not missing
@@ -74,7 +74,7 @@ def take_files(store: Store, manifest: Manifest, received: Mapping[str, str], ch
 
 
 def private_blobs(manifests: Iterable[Manifest]) -> frozenset[str]:
-    """Return the blobs that are files of the control node, and nothing else besides."""
+    """Return the blobs that are files of the control node, and nothing else."""
     own, others = set[str](), set[str]()
     for item in manifests:
         (own if item.name == CONTROL_FILES else others).update(item.blobs)
@@ -101,5 +101,5 @@ def export_files(store: Store, wanted: Mapping[str, str]) -> dict[str, Any]:
 
 
 def files_of(manifests: Iterable[Manifest]) -> list[dict[str, Any]]:
-    """Return the files of the control node among a bundle's manifests, as control_files takes them."""
+    """Return the files of the control node among a bundle's manifests, as the module control_files takes them."""
     return [data for item in manifests if item.name == CONTROL_FILES for data in item.to_json()["files"]]

@@ -20,8 +20,8 @@ def run_checked(
     except OSError as error:
         raise NodeError(f"{name} cannot be started: {error.strerror}. {hint}", changed=True) from error
     if done.code is None:
-        raise NodeError(f"{name} was killed, as it was not done after {limit:.0f} s. {hint}", changed=True)
+        raise NodeError(f"{name} did not finish within {limit:.0f} s and was killed. {hint}", changed=True)
     if done.code:
         said = (done.err or done.out).strip()[-300:]
-        raise NodeError(f"{name} ended with {done.code}: {said} {hint}", changed=True)
+        raise NodeError(f"{name} ended with exit code {done.code}: {said} {hint}", changed=True)
     return done.out

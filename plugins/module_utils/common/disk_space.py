@@ -19,7 +19,7 @@ def free_bytes(path: str) -> int:
     return space.f_bavail * space.f_frsize
 
 
-def sized(size: float) -> str:
+def human_size(size: float) -> str:
     """Return a number of bytes in human-readable form."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= factor:

@@ -27,7 +27,7 @@ class Problem:
 
     def text(self, origin: str = "", name: str = "") -> str:
         """Return one readable line; if known, `origin` is "file:line" of the key and `name` the deployment's."""
-        where = dotted(self.path)
+        where = dotted_path(self.path)
         context = ", ".join(part for part in (name, host_names(self.hosts), origin) if part)
         if context:
             where = f"{where} ({context})" if where else context
@@ -54,7 +54,7 @@ def merge(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     )
 
 
-def dotted(path: Path) -> str:
+def dotted_path(path: Path) -> str:
     """Return ("vllm_deployments", 0, "port") as "vllm_deployments[0].port"."""
     text = ""
     for part in path:

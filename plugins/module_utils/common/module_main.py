@@ -23,7 +23,7 @@ class NodeError(Exception):
 
 
 def require_program(program: object) -> None:
-    """Raise NodeError if a module lacks the program that it runs."""
+    """Raise NodeError if a module was called without the program that it runs."""
     if not program:
         raise NodeError(
             "This module was called without its action plugin, which gives it the program to run. Call it by its full "

@@ -15,7 +15,7 @@ from .image_ref import STORE_REGISTRY, ImageRef, parse_ref
 
 @dataclass(frozen=True)
 class Override:
-    """What is below `origin`, registry or registry/path, is pulled from below `mirror`."""
+    """Images below `origin`, registry or registry/path, are pulled from below `mirror`."""
 
     origin: str
     mirror: str
@@ -26,7 +26,7 @@ FROM_STORE = Override("", STORE_REGISTRY)
 the colon, which a path must not have."""
 
 
-def mirrored(ref: ImageRef, overrides: Iterable[Override]) -> ImageRef:
+def mirror_ref(ref: ImageRef, overrides: Iterable[Override]) -> ImageRef:
     """Return where an image is pulled from; the reference itself if no rule concerns it."""
     full = f"{ref.registry}/{ref.path}"
     for rule in overrides:

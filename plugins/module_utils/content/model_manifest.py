@@ -32,7 +32,7 @@ MODEL_HASHES = DATA_DIR + "/quantize/hashes"
 """By path and manifest, what their files were when they were hashed."""
 MANIFEST, SIGNATURE = "manifest.json", "model.sig"
 BESIDE = (MANIFEST, SIGNATURE)
-"""Files that lie beside those of the model, and are in no manifest."""
+"""Files that lie next to those of the model, and are in no manifest."""
 REPAIR = (
     "Run again together with a host that has it as it was made, which passes it on. If none has it any more, remove "
     "the directory and make it again (playbooks/quantize.yml)."
@@ -47,7 +47,7 @@ _POLL_SECONDS = 1.0
 
 
 class BadManifest(Exception):
-    """A text that is no manifest of this format, or contradicts itself."""
+    """A text that is not a manifest of this format, or contradicts itself."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def parse_statement(text: str) -> dict[str, str]:
         types = (found["_type"], found["predicateType"])
         expected = statement("", files)["subject"][0]["digest"]["sha256"]
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise BadManifest("it is no statement of model-signing") from error
+        raise BadManifest("it is not a statement of model-signing") from error
     if types != (STATEMENT_TYPE, PREDICATE_TYPE) or kinds != {"sha256"}:
         raise BadManifest(f"it is of another kind: {', '.join(map(str, [*types, *sorted(kinds)]))}")
     if len(files) != len(resources) or root != expected:

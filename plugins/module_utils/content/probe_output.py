@@ -12,7 +12,7 @@ MARK = "instinct-fleet software: "
 """Precedes the JSON, because the image's Python may print warnings of its own."""
 
 
-def assigned(text: str, name: str) -> str:
+def assigned_string(text: str, name: str) -> str:
     """Return the string that a module assigns to a name: hip: Optional[str] = '6.4.43482'."""
     found = re.search(rf"^{name}\b[^\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
     return found.group(1) if found else ""
@@ -25,9 +25,9 @@ def kind(vllm: str, torch: str, torch_text: str) -> str:
             for start, name in (("rocm", "rocm"), ("cpu", "cpu"), ("cu1", "cuda")):
                 if part.startswith(start):
                     return name
-    if assigned(torch_text, "hip"):
+    if assigned_string(torch_text, "hip"):
         return "rocm"
-    return "cuda" if assigned(torch_text, "cuda") else ""
+    return "cuda" if assigned_string(torch_text, "cuda") else ""
 
 
 REPORT = "INSTINCT-FETCH "

@@ -26,7 +26,7 @@ def environment(proxy: Mapping[str, Any] | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in (proxy or {}).items():
         if name not in NAMES:
-            raise NodeError(f"proxy: {name!r} is none of {', '.join(NAMES)}.")
+            raise NodeError(f"proxy: {name!r} is not one of {', '.join(NAMES)}.")
         if value:
             found[name] = found[name.upper()] = str(value)
     if found:
@@ -46,7 +46,7 @@ def secrets(proxy: Mapping[str, Any] | None) -> list[str]:
     return found
 
 
-def shown(proxy: Mapping[str, Any] | None) -> str:
+def through_proxy(proxy: Mapping[str, Any] | None) -> str:
     """Return " through the proxy …" for messages, without an account; "" without a proxy."""
     value = str((proxy or {}).get("https_proxy") or (proxy or {}).get("http_proxy") or "")
     return f" through the proxy {_USERINFO.sub('', value).replace('@', '')}" if value else ""

@@ -61,7 +61,7 @@ class FoundBlobs:
 
     def needed(self, roots: Roots) -> bool:
         """Return whether something refers to the image or model, so that other nodes may want it from here."""
-        if self.receiving or self.name == CONTROL_FILES:  # a bundle is made of these, or brought them
+        if self.receiving or self.name == CONTROL_FILES:  # a bundle is made of these, or contained them
             return True
         kind, _unused, rest = self.name.partition(" ")
         if kind == "image":
@@ -118,7 +118,7 @@ class Roots:
     always count. weights: (repository, commit). commits: of any repository, as files of instances name them.
     fetching: repositories that a download works on. shared_caches: caches of weights that others' containers mount.
     instances: names of instances that exist or that a kept generation has. cache_keys: of what their caches hold.
-    measuring: a benchmark runs. quantizing: a quantization does, or is prepared.
+    measuring: a benchmark runs. quantizing: a quantization runs, or is being prepared.
     """
 
     images: frozenset[str] = frozenset()
@@ -136,7 +136,7 @@ class Roots:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something to remove; name: its id for the one who removes it, target: its name for people."""
+    """Something to remove; name: its id for whoever removes it, target: its name for people."""
 
     kind: str
     name: str

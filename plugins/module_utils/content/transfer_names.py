@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of what is moved between nodes. The planner and the nodes form them alike, and the store keeps them."""
+"""Names of what is moved between nodes.
+
+The planner and the nodes form them in the same way, and the store keeps them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Mapping
 from ..common.hashing import canonical, text_hash
 
 CONTROL_FILES = "files of the control node"
-"""The name of what a bundle brings of them; a store has one such manifest."""
+"""The name of those that a bundle contains; a store has one such manifest."""
 
 
 def image_name(digest: str) -> str:

@@ -7,7 +7,7 @@ _SSH = ("ssh", "git+ssh", "ssh+git", "sftp")
 
 
 def holds_account(url: str) -> bool:
-    """Return whether a URL holds a user or a token; of ssh, whose user is no secret, whether it holds a password.
+    """Return whether a URL holds a user or a token; of ssh, whose user is not secret, whether it holds a password.
 
     An @ counts wherever it is: programs do not agree on where an account ends that has a / in it.
     """

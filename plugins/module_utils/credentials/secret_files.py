@@ -39,8 +39,8 @@ def node_secrets() -> list[str]:
     return [value for path in files for value in values_of(read_text(path) or "")]
 
 
-def lacking(deployment: str, marks: Iterable[str], given: Sets) -> list[str]:
-    """Return the paths of a deployment's sets that are to be written: those that were given and are not there."""
+def missing_files(deployment: str, marks: Iterable[str], given: Sets) -> list[str]:
+    """Return the paths of a deployment's sets that must be written: those that were given and are not there."""
     found = []
     for mark in marks:
         path = os.path.join(secrets_dir(deployment), mark)
@@ -59,7 +59,7 @@ def write(paths_of_sets: Iterable[str], given: Sets) -> None:
         sync_directory(directory)
 
 
-def unused(wanted: Iterable[str]) -> list[str]:
+def unused_files(wanted: Iterable[str]) -> list[str]:
     """Return the paths of the sets that no instance's files and no generation of this node name.
 
     wanted: the fingerprints that instances are about to be given.

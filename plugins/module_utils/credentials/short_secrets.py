@@ -14,6 +14,6 @@ def refuse_short_secrets(named: Mapping[str, str | None]) -> None:
     for name, value in named.items():
         if value and len(value.strip()) < MIN_LENGTH:
             raise NodeError(
-                f"{name} has fewer than {MIN_LENGTH} characters: that is no real secret, and it could not "
+                f"{name} has fewer than {MIN_LENGTH} characters: that is too short for a real secret, which could not "
                 f"be kept out of messages. Give the whole value, or leave {name} out."
             )

@@ -34,7 +34,7 @@ def refusal(path: str, what: str) -> NodeError:
 def directory_below(top: str, path: str = "", make: bool = False) -> Iterator[int]:
     """Open a directory; with `make` it is made if missing.
 
-    Raise FileNotFoundError, or NodeError for a link or anything else that is no directory.
+    Raise FileNotFoundError, or NodeError for a link or anything else that is not a directory.
     """
     descriptor = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -122,8 +122,11 @@ def _remove(path: str, shown: str) -> None:
         shutil.rmtree(path)
     except FileNotFoundError:
         return
-    except (OSError, RecursionError) as error:  # the second, and too many open files, where it is nested deep
-        what = error.strerror if isinstance(error, OSError) else "it is nested too deep"
+    except (
+        OSError,
+        RecursionError,
+    ) as error:  # the second, and too many open files, where it is nested deeply
+        what = error.strerror if isinstance(error, OSError) else "it is nested too deeply"
         raise NodeError(
             f"{shown} cannot be removed: {what}. Run rm -rf {shown} there, and run again."
         ) from error

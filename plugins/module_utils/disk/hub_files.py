@@ -40,7 +40,7 @@ class HubRepository:
         return f"hub/{self.name}"
 
     def behind(self, path: str) -> str:
-        """Return the path of the blob to which a link leads, or that of a file that is no link.
+        """Return the path of the blob to which a link leads, or that of a file that is not a link.
 
         Raise FileNotFoundError, or NodeError for a link that leads elsewhere.
         """
@@ -50,7 +50,9 @@ class HubRepository:
                 return path
             target = os.readlink(name, dir_fd=inside)
         if not is_blob(path, target):
-            raise refusal(os.path.join(self.cache_dir, self.place, path), "is a link that leads to no blob")
+            raise refusal(
+                os.path.join(self.cache_dir, self.place, path), "is a link that does not lead to a blob"
+            )
         return os.path.normpath(os.path.join(parent, target))
 
     @contextlib.contextmanager

@@ -66,7 +66,7 @@ def never(_entry: TreeEntry) -> bool:
 def walk(top: str, path: str = "") -> Iterator[TreeEntry]:
     """Yield everything below a directory, which is not a link itself; a directory comes before what it contains.
 
-    Raise NodeError for what is nested too deep, FileNotFoundError if the directory does not exist.
+    Raise NodeError for what is nested too deeply, FileNotFoundError if the directory does not exist.
     """
     with directory_below(top, path) as inside:
         yield from _below(os.path.join(top, path) if path else top, "", inside, 0)
@@ -88,7 +88,7 @@ def _below(top: str, path: str, inside: int, depth: int) -> Iterator[TreeEntry]:
                     os.close(child)
 
 
-def checked(top: str, path: str = "", accepts: Accepts = never) -> Iterator[TreeEntry]:
+def checked_entries(top: str, path: str = "", accepts: Accepts = never) -> Iterator[TreeEntry]:
     """Yield what walk() does. Raise NodeError for anything but directories and regular files with one name.
 
     accepts: other entries that may be there.
@@ -116,10 +116,10 @@ def publish_tree(top: str, path: str = "", programs: bool = False) -> dict[str, 
     programs: files that their owner may execute stay executable. Raise NodeError, before anything is changed, for what
     is neither a directory nor a regular file with one name.
     """
-    for _entry in checked(top, path):
+    for _entry in checked_entries(top, path):
         pass
     sizes = {}
-    for entry in checked(top, path):
+    for entry in checked_entries(top, path):
         descriptor = _opened(entry, 0)
         try:
             program = programs and entry.status.st_mode & stat.S_IXUSR
@@ -153,9 +153,9 @@ def _opened(entry: TreeEntry, flags: int) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise refusal(entry.full, f"was replaced while it was looked at ({error.strerror})") from error
+        raise refusal(entry.full, f"was replaced while it was being checked ({error.strerror})") from error
     found = os.fstat(descriptor)
     if (found.st_dev, found.st_ino) != (entry.status.st_dev, entry.status.st_ino):
         os.close(descriptor)
-        raise refusal(entry.full, "was replaced while it was looked at")
+        raise refusal(entry.full, "was replaced while it was being checked")
     return descriptor

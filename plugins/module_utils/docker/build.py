@@ -17,7 +17,7 @@ from ..common.module_main import NodeError
 from ..common.processes import Program, ProgramEnd, run_program
 from ..content.image_ref import parse_ref
 from .build_plan import BuildInputs, BuildPlan
-from .dockerfile import candidates, pinned, read_dockerfile, unknown_arguments
+from .dockerfile import candidates, pin_bases, read_dockerfile, unknown_arguments
 
 _LINES, _TAIL = 200, 40  # of a failed command's output: searched for the cause, and returned
 _QUICK_SECONDS = 60  # for what only looks something up
@@ -38,7 +38,7 @@ def build_image(plan: BuildPlan, data_dir: str, timeout: int) -> BuildInputs:
                 f"{package}, or use an image from a registry (image: instead of build:)."
             )
     source = plan.source_dir(data_dir)
-    file = f"{source}.Dockerfile"  # beside the source: a file changed in there would make its version a dirty one
+    file = f"{source}.Dockerfile"  # next to the source: a file changed in there would make its version a dirty one
     _remove(source, file)  # left behind by an interrupted build
     make_private(os.path.dirname(source))  # the repository may be one that users of the host must not read
     try:
@@ -103,7 +103,7 @@ def _prepare(plan: BuildPlan, source: str, commit: str, file: str, timeout: int)
     declared = read_dockerfile(text, args)
     bases = {name: _digest(name, plan, timeout) for name in declared.bases}
     with open(file, "w", encoding="utf-8") as stream:
-        stream.write(pinned(text, args, {name: digest for name, digest in bases.items() if digest}))
+        stream.write(pin_bases(text, args, {name: digest for name, digest in bases.items() if digest}))
     ignored = _inside(source, f"{plan.dockerfile}.dockerignore", plan)
     if os.path.exists(ignored):
         shutil.copyfile(ignored, f"{file}.dockerignore")
@@ -121,7 +121,8 @@ def _prepare(plan: BuildPlan, source: str, commit: str, file: str, timeout: int)
 
 
 def _digest(name: str, plan: BuildPlan, timeout: int) -> str:
-    """Return a base image as repository@digest, pulled if the engine lacks it; "" for one that was never pulled."""
+    """Return a base image as repository@digest, pulled if the engine does not have it; "" for one that was never
+    pulled."""
     if "@sha256:" in name:
         return name
     command = ["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", name]
@@ -173,15 +174,16 @@ def _look_up(words: Sequence[str]) -> ProgramEnd:
 def _run(words: Sequence[str], timeout: int, what: str, environment: Mapping[str, str] | None = None) -> None:
     """Run a command to its end. Raise NodeError with its last lines if it fails.
 
-    It ends when this process does, also by SIGKILL: else a build goes on beside that of the next run, and gives its own
-    image the tag in the end.
+    It ends when this process does, also by SIGKILL: otherwise a build would continue during that of the next run, and
+    give its own image the tag in the end.
     """
     env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", **(environment or {})}
     done = run_program(Program(["setpriv", "--pdeathsig", "TERM", *words], env, merged=True), timeout)
     lines = [line.rstrip() for line in done.out.splitlines()[-_LINES:]]
     if done.code is None:
         raise NodeError(
-            f"Could not {what}: not done after {timeout} s. Raise vllm_image's timeout.", log=lines[-_TAIL:]
+            f"Could not {what}: it did not finish within {timeout} s. Raise vllm_image's timeout.",
+            log=lines[-_TAIL:],
         )
     if done.code:
         raise NodeError(f"Could not {what} (exit code {done.code}): {decisive(lines)}", log=lines[-_TAIL:])

@@ -100,7 +100,7 @@ def _finish(
     if not check:
         if image is None:
             raise NodeError(
-                f"docker build ended well, but the engine has no image {plan.tag}. Run again.", changed=True
+                f"docker build succeeded, but the engine has no image {plan.tag}. Run again.", changed=True
             )
         software = software or inspect_image(client, plan.tag, image["Id"], program)
     after_id = (image or {}).get("Id")

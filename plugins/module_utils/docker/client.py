@@ -103,13 +103,13 @@ class DockerClient:
             ) from error
         except FileNotFoundError as error:
             raise DockerUnavailable(
-                f"Docker's socket {self.path} does not exist: no Docker engine is installed, or none runs. "
+                f"Docker's socket {self.path} does not exist: no Docker engine is installed, or none is running. "
                 "Install the distribution's docker.io (or docker-ce) and start it: systemctl start docker."
             ) from error
         except OSError as error:
             raise DockerUnavailable(
                 f"The Docker engine does not answer at {self.path} ({error.strerror or error}). Start it "
-                "(systemctl start docker); journalctl -u docker says why it stopped."
+                "(systemctl start docker); journalctl -u docker shows why it stopped."
             ) from error
         self._connection = connection
         return connection, True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read of a Dockerfile what its build arguments and base images are, and pin the latter. Pure.
+"""Read the build arguments and base images of a Dockerfile, and pin the images. Pure.
 
 Source: docs.docker.com/reference/dockerfile, sections ARG, FROM, Parser directives and Here-documents.
 """
@@ -48,7 +48,7 @@ def read_dockerfile(text: str, args: Mapping[str, str]) -> Dockerfile:
     return Dockerfile(arguments, tuple(dict.fromkeys(item.base for item in stages if item.external)))
 
 
-def pinned(text: str, args: Mapping[str, str], digests: Mapping[str, str]) -> str:
+def pin_bases(text: str, args: Mapping[str, str], digests: Mapping[str, str]) -> str:
     """Return the Dockerfile with base images named by digest; digests: by the names of read_dockerfile()."""
     lines = text.splitlines()
     for item in _read(text, args)[1]:
@@ -83,7 +83,7 @@ def _read(text: str, args: Mapping[str, str]) -> tuple[tuple[str, ...], list[_Fr
 def unknown_arguments(given: Sequence[str], declared: Sequence[str], dockerfile: str) -> list[str]:
     """Return a warning for each build argument that the Dockerfile has no ARG line for: docker ignores it."""
     return [
-        f"build.args: {name} is no ARG of {dockerfile}, so it changes nothing. {suggest(name, declared)}".rstrip()
+        f"build.args: {name} is not an ARG of {dockerfile}, so it changes nothing. {suggest(name, declared)}".rstrip()
         for name in given
         if name not in declared and not PREDEFINED.fullmatch(name)
     ]

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..common.disk_space import free_bytes, sized
+from ..common.disk_space import free_bytes, human_size
 from ..common.module_main import NodeError
 from ..common.paths import UNPACK_FACTOR
 from ..content.image_ref import STORE_REGISTRY, ImageRef, ImageSoftware, parse_ref
@@ -163,8 +163,8 @@ def check_disk(client: DockerClient, want: ImagePull) -> None:
     have = free_bytes(root)
     if have < need:
         raise NodeError(
-            f"Not enough disk for image {want.pulled}: {root} has {sized(have)} free, and the pull needs "
-            f"{sized(need)} ({sized(want.bytes)} compressed, {UNPACK_FACTOR} times that unpacked and while "
+            f"Not enough disk for image {want.pulled}: {root} has {human_size(have)} free, and the pull needs "
+            f"{human_size(need)} ({human_size(want.bytes)} compressed, {UNPACK_FACTOR} times that unpacked and while "
             "unpacking). Remove images that nothing refers to (playbooks/prune.yml), or move "
             "Docker's data-root to a larger disk."
         )

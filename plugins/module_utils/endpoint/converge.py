@@ -208,7 +208,7 @@ class _Change:
         self.record = DrainRecord(paths.in_state("out.json"))
         self.applied = read_text(paths.in_state("applied"))
         self.unconfirmed = self.applied != self.hash + "\n"
-        # A run died: any service may have files of before, and systemd unit files.
+        # A run was killed: any service may still use former files, and systemd former unit files.
         self.interrupted = bool(self.former) and self.applied is None
 
     def _names(self) -> list[str]:
@@ -388,7 +388,7 @@ class _Change:
     def _drained_instances(self) -> dict[tuple[str, str], str]:
         """Return the instances (host, name) that the operator has drained, each with one of its former servers.
 
-        Also by the names that their hosts get.
+        They are also known by the names that their hosts are about to get.
         """
         record, config = self.record.read(), configured_servers(self.config)
         found = {
@@ -405,7 +405,7 @@ class _Change:
         return renamed | found
 
     def _expected(self, version: str) -> set[str]:
-        """Return the new servers whose instances run already: it takes no more than a check to have them in service.
+        """Return the new servers whose instances run already: a check is enough to have them in service.
 
         Another server may be up where the instance listens, as when a deployment gets another name.
         """
@@ -426,7 +426,7 @@ class _Change:
         }
 
     def _unchecked(self, version: str) -> set[str]:
-        """Return the present servers that may have started just now, and whose state others go on with."""
+        """Return the present servers that may have started just now, and whose state others continue."""
         now, wanted = self.haproxy.servers() if version else {}, configured_servers(self.config)
         return {
             former
@@ -462,7 +462,7 @@ class _Change:
     def _store(self) -> str:
         """Return the name of a directory with the files: the present one, or a new one.
 
-        What is there stays, as HAProxy may be reading it: it ends where its directory is missing during a reload.
+        What is there stays, as HAProxy may be reading it: it exits if its directory is missing during a reload.
         """
         if self.before == self.contents and os.path.islink(self.paths.current):
             return os.readlink(self.paths.current)

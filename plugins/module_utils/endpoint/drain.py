@@ -31,7 +31,7 @@ _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})? ([0-9.e+]
 class ServerStateRequest:
     """The requested state of some servers; by: who requests it, in which run; wait: seconds to wait for it.
 
-    at_once: servers may be drained of which too few would stay in service. min_available: how many have to; None: the
+    at_once: drain servers even if too few would stay in service. min_available: how many have to; None: the
     default. whole_hosts: whoever requests it cannot choose single instances.
     advice: what a refusal says instead of which part may be drained.
     command: the run's playbooks, which say what it was about if it is cut off.
@@ -115,8 +115,7 @@ def set_state(balancer: Balancer, request: ServerStateRequest, check: bool) -> d
             **result,
         )
     result["warnings"] = [
-        f"{item['name']} still works on {item['requests']} requests after {request.wait:.0f} s"
-        for item in late
+        f"{item['name']} still has {item['requests']} requests after {request.wait:.0f} s" for item in late
     ]
     return result
 

@@ -124,8 +124,8 @@ def _remove(wait: int, there: TakenDown, run: Run, result: dict[str, Any]) -> No
     alive = there.alive
     if alive:
         raise NodeError(
-            f"Still running after it was stopped: {', '.join(alive)}. End it (ps on this host shows by what it "
-            "was started), and run again.",
+            f"Still running after it was stopped: {', '.join(alive)}. End it (ps on this host shows what "
+            "started it), and run again.",
             **result,
         )
     for path in there.trees:

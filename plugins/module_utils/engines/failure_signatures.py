@@ -37,7 +37,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "gpu_memory_in_use",
         (r"Free memory on device.* is less than desired GPU memory utilization",),
-        "Something else holds memory of this GPU. amd-smi process names it; if it is no instance of this fleet, "
+        "Something else holds memory of this GPU. amd-smi process names it; if it is not an instance of this fleet, "
         "stop it, or give this deployment another GPU or a lower gpu_memory_utilization. With no process there, "
         "a killed one has left the memory stranded: playbooks/partition.yml -e gpu_clean=true drains the node's "
         "instances and reloads its driver.",
@@ -50,13 +50,14 @@ SIGNATURES: tuple[Signature, ...] = (
             r"hipErrorOutOfMemory",
             r"HSA_STATUS_ERROR_OUT_OF_RESOURCES",
         ),
-        "The GPU's memory does not suffice. Lower gpu_memory_utilization (room for what vLLM does not "
-        "plan), max_num_seqs or max_num_batched_tokens, or use more GPUs (tensor_parallel_size).",
+        "The GPU does not have enough memory. Lower gpu_memory_utilization (this leaves space for what vLLM does not "
+        "plan for), max_num_seqs or max_num_batched_tokens, or use more GPUs (tensor_parallel_size).",
     ),
     Signature(
         "port_in_use",
         (r"\[Errno 98\]", r"EADDRINUSE", r"[Aa]ddress already in use"),
-        "Another process listens on that port: ss -ltnp shows which. If it is no instance of this fleet, stop it, or "
+        "Another process listens on that port: ss -ltnp shows which. If it is not an instance of this "
+        "fleet, stop it, or "
         "give the deployment another port.",
     ),
     Signature(
@@ -135,7 +136,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"DistStoreError",
             r"Timed out after \d+ seconds waiting for clients",
         ),
-        "The GPUs do not reach one another (RCCL). Check iommu=pt on the kernel command line and that NUMA "
+        "The GPUs cannot reach each other (RCCL). Check iommu=pt on the kernel command line and that NUMA "
         "balancing is off; NCCL_DEBUG=INFO in env shows where it stops. Over several nodes also "
         "NCCL_SOCKET_IFNAME and the firewall.",
     ),

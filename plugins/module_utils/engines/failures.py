@@ -61,7 +61,7 @@ _STAMP = re.compile(
 )
 
 _NEXT_EXCEPTION = (
-    "The whole log is kept beside the instance; the lines above this one say where it came from."
+    "The whole log is kept in the instance's directory; the lines above this one show where it came from."
 )
 NEXT_ILLEGAL_INSTRUCTION = (
     "The image was built for another CPU or GPU. Use an image built for this node's architecture."
@@ -70,7 +70,7 @@ NEXT_KILLED = (
     "A process of the engine was killed. dmesg | grep -i 'killed process' says whether the node ran out "
     "of memory; then lower the host memory use (fewer instances, runtime.memory)."
 )
-_NEXT_UNKNOWN = "The log does not say why. Read it whole; VLLM_LOGGING_LEVEL=DEBUG in env makes it tell more."
+_NEXT_UNKNOWN = "The log does not say why. Read all of it; VLLM_LOGGING_LEVEL=DEBUG in env makes it say more."
 
 
 def clean(line: str) -> str:

@@ -17,7 +17,7 @@ TOKENS = 32
 SHARE = 0.25
 """Fraction of the prompts that must go wrong: fewer can be chance, because other kernels round differently."""
 MAX_DISAGREEMENT = 0.5
-"""How far the new engine's agreement with the old one may fall below the old one's agreement with itself."""
+"""How far the new engine's agreement with the old one may fall below the old engine's with itself."""
 
 _FIRST = 8  # length in characters of the prefix that is compared: about two tokens
 _SHORTEST = 12  # characters; shorter text is not checked for repetition

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a server's command that its caches depend on. The planner and the supervisor take it alike."""
+"""The part of a server's command that its caches depend on.
+
+The planner and the supervisor extract it in the same way.
+"""
 
 from __future__ import annotations
 

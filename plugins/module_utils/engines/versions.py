@@ -96,7 +96,7 @@ class Timeline:
         else:
             note = (
                 f"vLLM {text} is not a release in the catalogue; the release before it, {name}, is assumed, "
-                f"and it may already have what {self.releases[index + 1]} brought"
+                f"and it may already have what is new in {self.releases[index + 1]}"
             )
         return Release(text, name, index, False, note)
 

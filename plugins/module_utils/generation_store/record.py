@@ -174,7 +174,7 @@ def _too_old(
     numbers = sorted({*store.numbers(deployment), *more})
     state = store.state(deployment)
     bound = [item["generation"] for item in (state["held"], state["trial"]) if item]
-    # What was turned back is compared with the inventory, and what was before the rollout is gone back to.
+    # What was turned back is compared with the inventory, and a rollback goes to what was there before the rollout.
     bound += [number for item in (state["held"],) if item for number in item.get("failed") or ()]
     bound += [item["before"] for item in (state["trial"],) if item and item.get("before")]
     return [number for number in numbers[:-keep] if number not in {*needed, *bound}]

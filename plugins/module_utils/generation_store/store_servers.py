@@ -13,7 +13,7 @@ from ..engines.names import NAME
 from .store import GenerationStore, now_text
 
 
-def resolved(items: Iterable[Mapping[str, Any]], store: GenerationStore | None = None) -> list[Json]:
+def resolve_servers(items: Iterable[Mapping[str, Any]], store: GenerationStore | None = None) -> list[Json]:
     """Return the servers; those that name a generation are read from the node's store.
 
     Raise NodeError for a generation that is not stored.

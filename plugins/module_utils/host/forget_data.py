@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the toolkit stores on a host: records, caches, and, which go only when asked, weights, content store and images.
+"""What the toolkit stores on a host: records, caches, and, removed only on request, weights, content store and images.
 
 Weights are removed as prune.yml does: commits with the toolkit's marker, and nothing that another tool put there.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..common.disk_space import sized
+from ..common.disk_space import human_size
 from ..content.image_names import Override
 from ..content.prune import IMAGE, WEIGHTS, FoundThings, Leftover, Roots, removals
 from ..disk.beneath import names_below, remove_below
@@ -23,14 +23,14 @@ from .forget_parts import Part, tree_parts
 from .prune_node import PrunePaths, found_things, mounted_by_others, remove_leftover
 
 STORED = ("models", "store", "quantize/hashes")
-"""What takes long to make again, beside the caches of weights."""
+"""What takes long to make again, in addition to the caches of weights."""
 PROBES = "images"
-"""What was read of images, by which prune.yml knows those of the toolkit."""
+"""What was read of images, by which prune.yml recognises the toolkit's own."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What goes beside all that is made again by site.yml alone.
+class ForgetRequest:
+    """What is removed in addition to all that site.yml alone makes again.
 
     overrides, pushed: what else the toolkit calls its images.
     """
@@ -47,7 +47,7 @@ class HostData:
 
     client: DockerClient
     node: PrunePaths
-    wanted: Wanted
+    wanted: ForgetRequest
     others: Sequence[Json]
     things: FoundThings
 
@@ -67,7 +67,7 @@ class HostData:
         return found
 
     def parts(self) -> Iterator[Part]:
-        """Yield what goes: weights and images before the records by which they are known as the toolkit's."""
+        """Yield what is removed: weights and images before the records by which they are known as the toolkit's."""
         sharing = self.sharing
         yield from (self._leftover(item) for item in self._removable())
         for cache in self.node.caches if self.wanted.weights else ():
@@ -84,15 +84,15 @@ class HostData:
             if cache in sharing:
                 yield f"weights in {cache}, which {sharing[cache]}"
             elif size:
-                why = "of another tool, or not complete" if self.wanted.weights else "-e forget_weights=true"
-                yield f"weights in {cache} ({sized(size)}): {why}"
+                why = "of another tool, or incomplete" if self.wanted.weights else "-e forget_weights=true"
+                yield f"weights in {cache} ({human_size(size)}): {why}"
         for name in () if self.wanted.weights else STORED:
             size = tree_bytes(f"{self.node.data_dir}/{name}")
             if size:
-                yield f"{self.node.data_dir}/{name} ({sized(size)}): -e forget_weights=true"
+                yield f"{self.node.data_dir}/{name} ({human_size(size)}): -e forget_weights=true"
         images = self._images()
         if images and not self.wanted.images:
-            total = sized(sum(item.bytes for item in images))
+            total = human_size(sum(item.bytes for item in images))
             yield f"{len(images)} images of the toolkit ({total}): -e forget_images=true"
 
     def _kept(self) -> list[str]:
@@ -123,7 +123,7 @@ class HostData:
         return [item for item in removals(self.things, self._roots()) if kinds.get(item.kind)]
 
     def _leftover(self, item: Leftover) -> Part:
-        text = f"remove {item.kind} {item.target} ({sized(item.bytes)})"
+        text = f"remove {item.kind} {item.target} ({human_size(item.bytes)})"
         return Part(text, partial(remove_leftover, self.client, self.node, item))
 
     def _emptied(self, cache: str) -> Iterator[Part]:
@@ -144,6 +144,8 @@ def _repositories(cache: str) -> list[str]:
     return [name for name in names_below(cache, "hub") if "--" in name] if os.path.isdir(cache) else []
 
 
-def host_data(client: DockerClient, node: PrunePaths, wanted: Wanted, others: Sequence[Json]) -> HostData:
+def host_data(
+    client: DockerClient, node: PrunePaths, wanted: ForgetRequest, others: Sequence[Json]
+) -> HostData:
     """Return a host's data as they are now."""
     return HostData(client, node, wanted, others, found_things(client, node, others))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take a host apart: remove what the toolkit made on it, look whether it is gone, and say what stays.
+"""Take a host apart: remove what the toolkit made on it, check that it is gone, and say what stays.
 
 Nothing is removed while a container of the toolkit runs. What other tools made has no label or marker of the toolkit,
 or another path, and stays.
@@ -17,7 +17,7 @@ from ..common.module_main import NodeError
 from ..docker.client import DockerClient, Json
 from ..docker.containers import remove_container
 from ..leases.run_lock import run_lock
-from .forget_data import HostData, Wanted, host_data
+from .forget_data import ForgetRequest, HostData, host_data
 from .forget_parts import Part
 from .forget_settings import SettingsFiles
 from .prune_node import LOCK_SECONDS, LOCKS, OURS, PrunePaths, node_containers
@@ -33,7 +33,7 @@ class ForgottenHost:
     settings: SettingsFiles = field(default_factory=SettingsFiles)
 
 
-def converge(client: DockerClient, host: ForgottenHost, wanted: Wanted, check: bool) -> dict[str, Any]:
+def converge(client: DockerClient, host: ForgottenHost, wanted: ForgetRequest, check: bool) -> dict[str, Any]:
     """Remove the toolkit's parts of a host; in check mode, only name them. Raise NodeError if any stays."""
     with contextlib.ExitStack() as held:
         for name in () if check else (*LOCKS, "model_quantize"):
@@ -41,8 +41,9 @@ def converge(client: DockerClient, host: ForgottenHost, wanted: Wanted, check: b
         alive = _alive(client)
         if alive and not check:
             raise NodeError(
-                f"Nothing was removed, as these containers run: {', '.join(alive)}. forget.yml stops instances before; "
-                "wait for downloads and measurements, or end them (docker stop), and run it again."
+                f"Nothing was removed, because these containers run: {', '.join(alive)}. forget.yml stops "
+                "instances first; "
+                "wait for downloads and measurements to end, or stop them (docker stop), and run it again."
             )
         parts = _parts(client, host, wanted)
         result: dict[str, Any] = {
@@ -63,12 +64,12 @@ def converge(client: DockerClient, host: ForgottenHost, wanted: Wanted, check: b
             still = _parts(client, host, wanted)
             if still:
                 names = ", ".join(part.text for part in still)
-                raise NodeError(f"Still to be done after it was done: {names}. Run again.", **result)
+                raise NodeError(f"These steps had no effect: {names}. Run again.", **result)
         result["left"] = [*_data(client, host, wanted).left(), *host.settings.left()]
         return result
 
 
-def _parts(client: DockerClient, host: ForgottenHost, wanted: Wanted) -> list[Part]:
+def _parts(client: DockerClient, host: ForgottenHost, wanted: ForgetRequest) -> list[Part]:
     return [
         *_containers(client),
         *host.settings.parts(),
@@ -76,7 +77,7 @@ def _parts(client: DockerClient, host: ForgottenHost, wanted: Wanted) -> list[Pa
     ]
 
 
-def _data(client: DockerClient, host: ForgottenHost, wanted: Wanted) -> HostData:
+def _data(client: DockerClient, host: ForgottenHost, wanted: ForgetRequest) -> HostData:
     others = [item for item in node_containers(client) if not _ours(item)]
     return host_data(client, host.node, wanted, others)
 

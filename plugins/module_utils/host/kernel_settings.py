@@ -12,7 +12,7 @@ from typing import Any
 
 from ..common.checked_program import run_checked
 from ..common.module_main import NodeError
-from ..observe.audit_facts import chosen
+from ..observe.audit_facts import selected_word
 from ..observe.source import Source
 from ..observe.sysctl import FILE, Edit, SysctlError, keep, runtime_path, same
 from . import persistent_files, system_files
@@ -50,7 +50,7 @@ def text_of(path: str) -> str:
 def value_of(path: str) -> str:
     """Return the value in a file of the kernel. Raise NodeError if it cannot be read."""
     try:
-        return chosen(text_of(path).strip()) or ""
+        return selected_word(text_of(path).strip()) or ""
     except OSError as error:
         raise NodeError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -171,7 +171,8 @@ def converge(module: Any) -> dict[str, Any]:
     left = writes(sysctl, sysfs)
     if left:
         raise NodeError(
-            f"{left[0].name} reads back {left[0].old} and not {left[0].value}. Something else on this host sets it.",
+            f"{left[0].name} reads back as {left[0].old} instead of {left[0].value}. Something else on "
+            "this host sets it.",
             **result,
         )
     return result

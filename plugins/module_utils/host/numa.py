@@ -2,7 +2,7 @@
 """Decide how to keep automatic NUMA balancing on or off, now and after the next boot. Pure functions.
 
 AMD's guides recommend turning it off on GPU hosts: the kernel unmaps pages to sample accesses, which disturbs GPU
-memory access and makes RCCL's performance vary (RCCL warns about it at start).
+memory access and makes RCCL's performance vary (RCCL warns about it at startup).
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def converge(module: Any) -> dict[str, Any]:
     if actions and os.geteuid() != 0:
         raise NodeError("Setting kernel.numa_balancing needs root: use become: true (-b).")
     if module.check_mode:
-        return {**result, "after": predicted(before, change, params)}
+        return {**result, "after": predict_state(before, change, params)}
     try:
         apply(module, change)
     except OSError as error:
@@ -96,7 +96,7 @@ def converge(module: Any) -> dict[str, Any]:
     return result
 
 
-def predicted(before: dict[str, Any], change: numa.Change, params: dict[str, Any]) -> dict[str, Any]:
+def predict_state(before: dict[str, Any], change: numa.Change, params: dict[str, Any]) -> dict[str, Any]:
     """Return the state that reading back will show."""
     after = dict(before)
     if change.runtime is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what is on a node and what refers to it, remove what prune.py names, and look whether it is gone."""
+"""Read what is on a node and what refers to it, remove what prune.py names, and check that it is gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..common import paths
-from ..common.disk_space import sized
+from ..common.disk_space import human_size
 from ..common.files import read_text
 from ..common.module_main import NodeError
 from ..content.image_ref import BUILD_LABEL
@@ -84,7 +84,7 @@ def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -
         quantizing = False
         try:
             held.enter_context(contextlib.nullcontext() if check else run_lock("model_quantize", 0))
-        except Busy:  # for hours: the rest is removed all the same
+        except Busy:  # for hours: the rest is removed anyway
             quantizing = True
         containers = node_containers(client)
         found = found_things(client, node, containers)
@@ -92,7 +92,7 @@ def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -
         todo = removals(found, roots)
         result = {
             "changed": bool(todo),
-            "actions": [f"remove {item.kind} {item.target} ({sized(item.bytes)})" for item in todo],
+            "actions": [f"remove {item.kind} {item.target} ({human_size(item.bytes)})" for item in todo],
             "bytes": sum(item.bytes for item in todo),
             "diff": {
                 "before": {"removable": [f"{item.kind} {item.target}" for item in todo]},
@@ -106,7 +106,7 @@ def converge(client: DockerClient, node: PrunePaths, kept: Roots, check: bool) -
         left = found_things(client, node, containers).names
         still = [f"{item.kind} {item.target}" for item in todo if (item.kind, item.name) in left]
         if still:
-            raise NodeError(f"Still there after its removal: {', '.join(still)}. Run again.", **result)
+            raise NodeError(f"Still there after removal: {', '.join(still)}. Run again.", **result)
         return result
 
 
@@ -177,7 +177,7 @@ def _killed_jobs(node: PrunePaths) -> dict[str, int]:
 def _roots(
     client: DockerClient, node: PrunePaths, containers: Sequence[Json], kept: Roots, quantizing: bool
 ) -> Roots:
-    """Return what the control node refers to, and what this node's own records and containers do besides."""
+    """Return what the control node refers to, and what this node's own records and containers refer to."""
     source = Source()
     generations = [item for record in _records(node, source) for item in record["kept"]]
     labelled = [dict(item.get("Labels") or {}) for item in containers]

@@ -16,11 +16,14 @@ from ..swarm.swarm_member import transferring
 
 LOOSE = "loose"  # the id of blobs of no manifest
 INCOMING = "incoming/"  # begins the id of what was received in part
-DAMAGED = "manifests/"  # begins the id of a file that is no manifest: a killed write's, or damaged
+DAMAGED = "manifests/"  # begins the id of a file that is not a manifest: left by a write that was killed, or damaged
 
 
 def found_stored(store: Store) -> Iterator[FoundBlobs]:
-    """Yield what the content store has. What a program moves is being received, and so is what it writes beside."""
+    """Yield what the content store has.
+
+    What a program moves counts as being received, and so does what it writes next to it.
+    """
     complete, begun = store.manifests(), store.unfinished()
     moved = {name for name in (*begun, *(item.id for item in complete)) if transferring(name)}
     whole = [*complete, *(item for item in begun.values() if item)]
@@ -59,7 +62,7 @@ def remove_stored(store: Store, name: str) -> None:
 
 
 def _own_bytes(store: Store, names: Iterable[str]) -> int:
-    """Return the size of blobs that are in no cache of weights besides."""
+    """Return the size of blobs that are not also in a cache of weights."""
     size = 0
     for name in names:
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile

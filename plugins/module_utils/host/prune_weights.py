@@ -57,7 +57,7 @@ def _own_files(repository: HubRepository, commit: str) -> set[str]:
 
 
 def _contents(repository: HubRepository, commit: str) -> Iterator[str]:
-    """Yield the blobs of a commit, and its files that are no links; a link that leads elsewhere has none."""
+    """Yield the blobs of a commit, and its files that are not links; leave out links that lead elsewhere."""
     top = f"snapshots/{commit}"
     with contextlib.suppress(FileNotFoundError):
         for entry in walk(repository.cache_dir, f"{repository.place}/{top}"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what runs on a node: containers, what their supervisors say, /metrics twice, and the load balancer's servers.
+"""Read what runs on a node: containers, what their supervisors say, /metrics twice, and the load balancer's servers.
 
-Judges nothing: plugin_utils/operations/status does, on the control node.
+It judges nothing: plugin_utils/operations/status does, on the control node.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StatusPaths:
 
 
 def read_node(node: StatusPaths) -> dict[str, Any]:
-    """Everything. What could not be read is in `problems`, as a sentence."""
+    """Return everything. What could not be read is in `problems`, as a sentence."""
     problems: list[str] = []
     found = _containers(node, problems)
     instances = [_instance(node, name, container) for name, container in sorted(found.items())]
@@ -123,7 +123,7 @@ def _held(node: StatusPaths) -> int | None:
 
 
 def _containers(node: StatusPaths, problems: list[str]) -> dict[str, Json]:
-    """The instances' containers as the engine inspects them, by instance; a successor that waits does not count."""
+    """Return the instances' containers as Docker inspects them, by instance; a successor that waits does not count."""
     client = DockerClient(node.docker_socket)
     query: Query = {"all": True, "filters": json.dumps({"label": [LABELS[0]]})}
     found = {}
@@ -194,14 +194,14 @@ def _instance(node: StatusPaths, name: str, container: Json) -> dict[str, Any]:
 
 
 def _failed(found: Mapping[str, Any]) -> bool:
-    """Whether a container ended by itself, so that its log says why; 143 and 0 are ends that were asked for."""
+    """Return whether a container ended by itself, so that its log says why; 143 and 0 are ends that were asked for."""
     return found["status"] == "restarting" or (
         found["status"] in ("exited", "dead") and found["exit_code"] not in (0, 143)
     )
 
 
 def endpoint_of(serve_sh: str) -> dict[str, Any] | None:
-    """Where an instance listens by its launch script, as this node reaches it; None for one without a port."""
+    """Return where an instance listens by its launch script, as this node reaches it; None for one without a port."""
     try:
         words = shlex.split(serve_sh, comments=True)
     except ValueError:
@@ -220,7 +220,7 @@ def endpoint_of(serve_sh: str) -> dict[str, Any] | None:
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """A file's JSON object; None when it is not there, or is none."""
+    """Return a file's JSON object; None if the file is missing or holds something else."""
     try:
         data = json.loads(read_text(path) or "null")
     except (OSError, ValueError):
@@ -229,7 +229,7 @@ def read_json(path: str) -> dict[str, Any] | None:
 
 
 def seconds(stamp: Any) -> float | None:
-    """Docker's time stamp as seconds since the epoch; None for the year 1, which stands for never."""
+    """Return Docker's time stamp as seconds since the epoch; None for the year 1, which stands for never."""
     import calendar
 
     try:
@@ -256,17 +256,17 @@ def _ask(node: StatusPaths, instance: dict[str, Any]) -> None:
     if instance["health"] == 0:
         return
     begun = time.monotonic()
-    first = measured(get(where, "/metrics")[1])
+    first = read_metrics(get(where, "/metrics")[1])
     if first is None:
         return
     time.sleep(max(0.0, node.interval - (time.monotonic() - begun)))
     again = time.monotonic()
-    second = measured(get(where, "/metrics")[1])
-    instance["metrics"] = speed(first, second or first, again - begun)
+    second = read_metrics(get(where, "/metrics")[1])
+    instance["metrics"] = load_and_speed(first, second or first, again - begun)
 
 
 def get(where: Mapping[str, Any], path: str) -> tuple[int, str]:
-    """Status and text of one request; 0 when there was no answer."""
+    """Return status and text of one request; 0 when there was no answer."""
     connection = http.client.HTTPConnection(where["host"], where["port"], timeout=TIMEOUT)
     try:
         connection.request("GET", path)
@@ -281,8 +281,8 @@ def get(where: Mapping[str, Any], path: str) -> tuple[int, str]:
 _SAMPLE = re.compile(r"^(vllm:\w+)(?:\{.*\})? ([0-9.eE+-]+)(?: \d+)?$", re.MULTILINE)
 
 
-def measured(text: str) -> dict[str, float] | None:
-    """What the status needs of a /metrics page; None when it is none of vLLM's."""
+def read_metrics(text: str) -> dict[str, float] | None:
+    """Return what the status needs of a /metrics page; None if the page is not vLLM's."""
     values: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(text):
         values.setdefault(name, []).append(float(value))
@@ -295,8 +295,8 @@ def measured(text: str) -> dict[str, float] | None:
     return found
 
 
-def speed(first: Mapping[str, float], second: Mapping[str, float], elapsed: float) -> dict[str, Any]:
-    """Load of the second look, and tokens/s between the two. A counter that fell belongs to a new process: none."""
+def load_and_speed(first: Mapping[str, float], second: Mapping[str, float], elapsed: float) -> dict[str, Any]:
+    """Return the load at the second look, and tokens/s in between; None where a counter fell, as in a new process."""
 
     def rate(key: str) -> float | None:
         grown = second[key] - first[key]
@@ -313,7 +313,7 @@ def speed(first: Mapping[str, float], second: Mapping[str, float], elapsed: floa
 
 
 def _generations(node: StatusPaths, problems: list[str]) -> list[dict[str, Any]]:
-    """What the node keeps of each deployment, as node_state has it, without command lines."""
+    """Return what the node keeps of each deployment, as node_state has it, without command lines."""
     found = read_generations(Source(), node.state_dir)
     for item in found:
         if item["broken"]:
@@ -326,7 +326,7 @@ def _generations(node: StatusPaths, problems: list[str]) -> list[dict[str, Any]]
 
 
 def _balancer(node: StatusPaths, problems: list[str]) -> dict[str, Any] | None:
-    """The servers of the load balancer on this host; None where there is none."""
+    """Return the servers of the load balancer on this host; None where there is none."""
     balancer = Balancer(f"{node.state_dir}/balancer", f"{node.data_dir}/balancer")
     try:
         servers = balancer.servers()

@@ -19,5 +19,5 @@ def resolved_settings(source: Source, key: str) -> list[Setting]:
 
 
 def _resolved(source: Source, path: str) -> str:
-    """A path of the node with its links followed."""
+    """Return a path of the node with its links followed."""
     return "/" + os.path.relpath(os.path.realpath(source.root + path), os.path.realpath(source.root or "/"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let one run at a time change a node: who may go on, who takes over, and whose plan is out of date.
+"""Let one run at a time change a node: who may continue, who takes over, and whose plan is out of date.
 
-docs/adr/one-writer.md says why it is so.
+docs/adr/one-writer.md says why.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def refusal(given: Mapping[str, Any], found: Mapping[str, Any], live: bool) -> s
     """Return why a call may not change the node ("" if it may).
 
     given: run, void (runs that are known to be over), take_over, and seen: the tag in the run's plan, None without one.
-    found: the lease. live: whether its run goes on, for all that the node knows.
+    found: the lease. live: whether its run continues, as far as the node knows.
     """
     run, tag = found.get("run", ""), found.get("tag", "")
     followed = given["run"] in found.get("before", ())
-    # Who was taken over does not take back.
+    # A run that was taken over does not take the lease back.
     if live and run not in ("", given["run"], *given["void"]) and (followed or not given["take_over"]):
         return OTHER_RUN
     own = not tag or tag.startswith(f"{given['run']}:")
     return STALE_PLAN if followed or not (own or given["seen"] in (None, tag)) else ""
 
 
-def leased(
+def run_leased(
     module: Any, work: Callable[[], Any], drained: Callable[[str], bool] | None = None
 ) -> Callable[[], Any]:
     """Return `work` under the lease that the module's action plugin gave.
@@ -98,7 +98,7 @@ def _take(file: int, given: Mapping[str, Any]) -> dict[str, str]:
         if now() > begun + WAIT:
             raise _refused(OTHER_RUN, found)
         time.sleep(_POLL)
-    if working - set(given["void"]):  # it went on changing what this run's plan saw
+    if working - set(given["void"]):  # it continued to change what this run's plan saw
         raise _refused(STALE_PLAN, found)
     return {} if taken else {renewed: tag}
 
@@ -118,7 +118,7 @@ def _leave(
 
 @contextlib.contextmanager
 def _alone(file: int) -> Iterator[dict[str, Any]]:
-    """Return the lease, which nobody else reads or writes meanwhile."""
+    """Return the lease, which nobody else reads or writes in the meantime."""
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield dict(json.loads(os.pread(file, 4096, 0) or "{}"))

@@ -17,13 +17,13 @@ _SECONDS = 120.0  # as in lease.py
 
 
 def under_lease(given: Any, work: Callable[[], Any]) -> Any:
-    """Return work(), while which this run is at work here. Raise NodeError if another one has the lease."""
+    """Return work(), during which this run counts as at work here. Raise NodeError if another one has the lease."""
     if not given:
         return work()
     make_private(os.path.dirname(lease_file.LEASE))
     file = os.open(lease_file.LEASE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)  # nobody else takes it between the look and the lock
+        fcntl.flock(file, fcntl.LOCK_EX)  # nobody else takes it between the check and the lock
         run, found = given["run"], json.loads(os.pread(file, 4096, 0) or "{}")
         other = found.get("run", "")  # "" in a new file
         if other not in ("", run, *given["void"]) and (at_work(file, other) or seconds_left(found, now())):

@@ -66,7 +66,7 @@ def read_host(source: Source, run: Run) -> dict[str, Any]:
         "cmdline": part("kernel command line", read_cmdline),
         "sysctls": part("sysctl", read_sysctls),
         "cpu": part("cpu", read_cpus),
-        "huge_pages": chosen(source.text(HUGE_PAGES)),
+        "huge_pages": selected_word(source.text(HUGE_PAGES)),
         "boot_settings": part("tmpfiles.d", read_boot_settings),
         "tuned": part("tuned", read_tuned),
         "limits": part("limits", read_limits),
@@ -133,7 +133,7 @@ def read_sysctls(source: Source, keys: Iterable[str] = SYSCTLS) -> dict[str, Any
     return found
 
 
-def chosen(text: str | None) -> str | None:
+def selected_word(text: str | None) -> str | None:
     """Return the selected word: "always [madvise] never" → madvise; for a file of one word, that word."""
     match = re.search(r"\[(\S+)\]", text or "")
     return match[1] if match else text or None

@@ -25,10 +25,10 @@ def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
         names = listing(directory)
         numbers = sorted(int(name[:-5]) for name in names if name[:-5].isdigit() and name.endswith(".json"))
         try:
-            kept = stored(directory, "summary.json")["kept"] if "summary.json" in names else []
+            kept = read_store_file(directory, "summary.json")["kept"] if "summary.json" in names else []
             if [item["generation"] for item in kept] != numbers:  # a run was interrupted between two files
-                kept = [without_files(stored(directory, f"{number}.json")) for number in numbers]
-            state = stored(directory, "state.json") if "state.json" in names else {}
+                kept = [without_files(read_store_file(directory, f"{number}.json")) for number in numbers]
+            state = read_store_file(directory, "state.json") if "state.json" in names else {}
         except (OSError, ValueError, KeyError, TypeError) as error:
             broken = f"{directory}: {type(error).__name__}: {error}"
             source.problem(directory, f"broken record of generations: {type(error).__name__}: {error}")
@@ -44,7 +44,7 @@ def read_generations(source: Source, state_dir: str) -> list[dict[str, Any]]:
     return found
 
 
-def stored(directory: str, name: str) -> dict[str, Any]:
+def read_store_file(directory: str, name: str) -> dict[str, Any]:
     """Return a file of the store."""
     with open(os.path.join(directory, name), encoding="utf-8") as file:
         data: dict[str, Any] = json.load(file)

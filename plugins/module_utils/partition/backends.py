@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from .gpus import AUTO, PartitionedGpu, PartitionError, TargetModes, differing, named, predicted
+from .gpus import AUTO, PartitionedGpu, PartitionError, TargetModes, differing, gpu_names, predicted_gpus
 from .smi_set_output import BROKEN, BUSY, DONE, PENDING, REFUSED, UNEXPLAINED, SetResult, kind_of
 
 # Reasons for this order: rocm-smi's command and its line per GPU are the same from ROCm 6.0 to 7.x, and it continues
 # after a GPU that fails. amd-smi stops at the first failing GPU up to 6.4, rejects every mode in 7.0.2 if the driver
-# shows no profiles (ROCm/amdsmi#132), fails with an AttributeError before 7.2.1, and lacks this option in virtual
-# machines. Both of them write to sysfs, which is always available and therefore the last resort.
+# shows no profiles (ROCm/amdsmi#132), fails with an AttributeError before 7.2.1, and does not have this option in
+# virtual machines. Both of them write to sysfs, which is always available and therefore the last resort.
 BACKENDS = ("rocm-smi", "amd-smi", "sysfs")
 TOOLS = ("rocm-smi", "amd-smi")
 UNLOAD = ("modprobe", "-r", "amdgpu")
@@ -137,13 +137,13 @@ def expected_steps(
     if target.memory is not None and target.memory_differs(gpus):
         if backend != "sysfs" and (first := memory_first_steps(gpus)):
             found += [step.text for step in steps(backend, tool, gpus, first, "SPX")]
-            gpus = predicted(gpus, TargetModes(None, {gpu.index: "SPX" for gpu in first}))
+            gpus = predicted_gpus(gpus, TargetModes(None, {gpu.index: "SPX" for gpu in first}))
         found += [step.text for step in steps(backend, tool, gpus, gpus, target.memory)]
         if not reloads_itself(backend, release):
             found += [" ".join(UNLOAD), " ".join(LOAD)]
         automatic = AUTO.get(target.memory)
         modes = {gpu.index: automatic for gpu in gpus if automatic}
-        gpus = predicted(gpus, TargetModes(target.memory, modes))
+        gpus = predicted_gpus(gpus, TargetModes(target.memory, modes))
     for mode in dict.fromkeys(target.compute.values()):
         targets = [gpu for gpu in differing(gpus, target.compute) if target.compute[gpu.index] == mode]
         if targets:
@@ -195,10 +195,11 @@ def judge_attempt(
     for verdict in (REFUSED, BUSY, UNEXPLAINED, PENDING, BROKEN):
         if said[verdict]:
             parts = [
-                f"{named(gpus)}: {message}" if gpus else message for message, gpus in said[verdict].items()
+                f"{gpu_names(gpus)}: {message}" if gpus else message
+                for message, gpus in said[verdict].items()
             ]
             return AttemptResult(verdict, "; ".join(parts))
     claim = "reported success" if said[DONE] else "said nothing"
     verdict = PENDING if said[DONE] and kind == "memory" else BROKEN
-    text = f"it {claim} for {named(left)}, but the driver still shows the earlier mode"
+    text = f"it {claim} for {gpu_names(left)}, but the driver still shows the earlier mode"
     return AttemptResult(verdict, text)

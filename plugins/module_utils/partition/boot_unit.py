@@ -45,7 +45,7 @@ def default(record: Record) -> bool:
     return record.memory in (None, "NPS1") and all(mode == AUTO["NPS1"] for mode in modes)
 
 
-def wanted(record: Record, python: str, program: bytes) -> dict[str, bytes]:
+def unit_files(record: Record, python: str, program: bytes) -> dict[str, bytes]:
     """Return the files by their paths; none for the driver's defaults."""
     if default(record):
         return {}
@@ -68,7 +68,7 @@ def converge(
     python: str = sys.executable,
 ) -> dict[str, Any]:
     """Write, link or remove the files that keep the modes; return changed, actions, diff. path: adds the root."""
-    files = wanted(record, python, program)
+    files = unit_files(record, python, program)
     places = (PARTITION_UNIT, PARTITION_PROGRAM, PARTITION_RECORD)
     actions = [f"write {name}" for name, data in files.items() if _read(path(name)) != data]
     linked = os.path.lexists(path(PARTITION_LINK))

@@ -13,7 +13,7 @@ from .gpus import (
     TargetModes,
     differing,
     expected_partitions,
-    named,
+    gpu_names,
 )
 
 # A partition may have slightly less than its share: the driver reserves memory, and sizes are rounded.
@@ -38,14 +38,14 @@ def check_possible(
     unread = [gpu for gpu in targets if gpu.unread]
     if unread:
         raise PartitionError(
-            f"{named(unread)}: the current mode cannot be read: {unread[0].unread}. Look at "
+            f"{gpu_names(unread)}: the current mode cannot be read: {unread[0].unread}. Look at "
             "dmesg | grep amdgpu, wait for a reset to end, and run again."
         )
     lacking = [gpu for gpu in targets if gpu.mode is None or not gpu.available]
     if lacking:
         raise PartitionError(
-            f"{named(lacking)}: the amdgpu driver offers no compute partition modes. The kernel's own "
-            f"driver may lack them, and so do virtual functions; {INSTALL}."
+            f"{gpu_names(lacking)}: the amdgpu driver offers no compute partition modes. The kernel's own "
+            f"driver may not have them, and virtual functions never do; {INSTALL}."
         )
     if changing:
         _refuse_memory(gpus, target, chosen)
@@ -60,7 +60,7 @@ def check_possible(
     ):
         if fixed:
             raise PartitionError(
-                f"{named(fixed)}: the driver does not let the mode be changed {where} "
+                f"{gpu_names(fixed)}: the driver does not let the mode be changed {where} "
                 f"({name} is read-only). Set it on the bare-metal host."
             )
 
@@ -70,7 +70,7 @@ def _refuse_compute(targets: Sequence[PartitionedGpu], target: TargetModes) -> N
     if refusing:
         offered = sorted({gpu.available for gpu in refusing})
         raise PartitionError(
-            f"{named(refusing)}: mode {target.compute[refusing[0].index]} is not offered in memory partition "
+            f"{gpu_names(refusing)}: mode {target.compute[refusing[0].index]} is not offered in memory partition "
             f"mode {refusing[0].memory_mode or 'unknown'}. "
             f"Offered: {'; '.join(', '.join(modes) for modes in offered)}."
         )
@@ -86,7 +86,7 @@ def _refuse_memory(gpus: Sequence[PartitionedGpu], target: TargetModes, chosen: 
     if lacking:
         offered = ", ".join(lacking[0].available_memory) or lacking[0].memory_mode or "none"
         raise PartitionError(
-            f"{named(lacking)}: memory partition mode {target.memory} is not offered by the firmware and the "
+            f"{gpu_names(lacking)}: memory partition mode {target.memory} is not offered by the firmware and the "
             f"driver. Offered: {offered}."
         )
     # The kernel's rule: never more memory partitions than compute partitions. Other limits of a model show after the
@@ -97,7 +97,7 @@ def _refuse_memory(gpus: Sequence[PartitionedGpu], target: TargetModes, chosen: 
         count = expected_partitions(mode, gpu.xcc)
         if count is not None and count < pools:
             raise PartitionError(
-                f"{gpu.name}: {mode} does not go with {target.memory}: {count} compute partition"
+                f"{gpu.name}: {mode} cannot be combined with {target.memory}: {count} compute partition"
                 f"{'s' if count > 1 else ''} cannot use {pools} memory partitions. Choose a compute mode "
                 f"with at least {pools}: "
                 + ", ".join(
@@ -135,7 +135,7 @@ def verify(gpus: Sequence[PartitionedGpu], target: TargetModes, ast_loaded: bool
         if gpu.partitions != expected:
             problems.append(f"{gpu.name} shows {gpu.partitions} of {expected} partitions")
         elif gpu.missing_nodes:
-            problems.append(f"{gpu.name} lacks /dev/dri/{', /dev/dri/'.join(gpu.missing_nodes)}")
+            problems.append(f"{gpu.name} is missing /dev/dri/{', /dev/dri/'.join(gpu.missing_nodes)}")
         elif any(0 < size < share * (1 - SHARE_TOLERANCE) for size in gpu.bytes):
             small.append(
                 f"{gpu.name} has a partition with {min(gpu.bytes) >> 30} GiB of memory instead of {share >> 30}"
@@ -147,11 +147,11 @@ def verify(gpus: Sequence[PartitionedGpu], target: TargetModes, ast_loaded: bool
         state = "is loaded here" if ast_loaded else "is not loaded now, but may have been when amdgpu was"
         text += (
             " A display driver that takes one of the 64 DRM minor numbers has this effect; ast, the BMC's "
-            f"graphics, {state}. Cure: modprobe -r ast; modprobe -r amdgpu; modprobe amdgpu; blacklist ast."
+            f"graphics, {state}. Fix: modprobe -r ast; modprobe -r amdgpu; modprobe amdgpu; blacklist ast."
         )
     return text
 
 
-def stranded(gpus: Sequence[PartitionedGpu]) -> tuple[PartitionedGpu, ...]:
+def stranded_gpus(gpus: Sequence[PartitionedGpu]) -> tuple[PartitionedGpu, ...]:
     """Return the GPUs with VRAM in use, on a node where no process holds one."""
     return tuple(gpu for gpu in gpus if (gpu.vram_used or 0) > IDLE_VRAM)

@@ -75,7 +75,7 @@ def present(gpus: Sequence[PartitionedGpu]) -> TargetModes:
     )
 
 
-def named(gpus: Sequence[PartitionedGpu]) -> str:
+def gpu_names(gpus: Sequence[PartitionedGpu]) -> str:
     """Return up to three GPUs by name, more as ranges of indices: "GPUs 0-4, 6"."""
     if len(gpus) <= 3:
         return ", ".join(gpu.name for gpu in gpus)
@@ -164,12 +164,12 @@ def same_gpus(before: Sequence[PartitionedGpu], now: Sequence[PartitionedGpu]) -
     gone = [gpu for gpu in before if gpu.bdf not in there]
     if gone or len(now) != len(before):
         raise PartitionError(
-            f"The list of GPUs changed in the meantime: {named(gone) or 'one'} is "
+            f"The list of GPUs changed in the meantime: {gpu_names(gone) or 'one'} is "
             f"{'gone' if gone else 'new'}. Check dmesg | grep amdgpu before anything else."
         )
 
 
-def listed(gpus: Sequence[PartitionedGpu]) -> list[dict[str, Any]]:
+def gpu_entries(gpus: Sequence[PartitionedGpu]) -> list[dict[str, Any]]:
     """Return GPUs in the form of the module's result."""
     return [
         {
@@ -183,7 +183,7 @@ def listed(gpus: Sequence[PartitionedGpu]) -> list[dict[str, Any]]:
     ]
 
 
-def predicted(gpus: Sequence[PartitionedGpu], target: TargetModes) -> tuple[PartitionedGpu, ...]:
+def predicted_gpus(gpus: Sequence[PartitionedGpu], target: TargetModes) -> tuple[PartitionedGpu, ...]:
     """Return the GPUs as they will be."""
     found = []
     for gpu in gpus:

@@ -114,7 +114,7 @@ def _of_amdgpu(source: Source, device: str) -> bool:
 
 
 def _holder(source: Source, pid: int, own: set[str], inspect: Inspect) -> GpuHolder:
-    command, zombie = described(source, pid)
+    command, zombie = describe_process(source, pid)
     container, unit = owner_of(source.text(f"/proc/{pid}/cgroup") or "", own)
     if container is not None:
         details = inspect(container)
@@ -129,7 +129,7 @@ def _holder(source: Source, pid: int, own: set[str], inspect: Inspect) -> GpuHol
     return GpuHolder(pid, command, None, unit, service, zombie)
 
 
-def described(source: Source, pid: int) -> tuple[str, bool]:
+def describe_process(source: Source, pid: int) -> tuple[str, bool]:
     """Return (a process's name, whether it is a zombie).
 
     Words after the first flag of its command line are not shown: they may be secrets.
@@ -190,7 +190,7 @@ def services(found: Sequence[GpuHolder]) -> tuple[Service, ...]:
     return tuple(sorted(unique, key=lambda service: order[service.kind]))
 
 
-def unmanaged(found: Sequence[GpuHolder]) -> list[GpuHolder]:
+def unmanaged_holders(found: Sequence[GpuHolder]) -> list[GpuHolder]:
     """Return the processes that this toolkit must not stop."""
     return [holder for holder in found if holder.service is None]
 

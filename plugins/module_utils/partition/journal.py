@@ -2,9 +2,9 @@
 """The journal of a partition change, on the node: the facts with which a run continues after a crash.
 
 It exists from before the first change until the node is consistent again, so its mere existence means that a change is
-in progress or was interrupted. Every step is on disk before it begins. Its room is taken before anything is stopped: it
-is written onto files of its full size, in place, and they take its name in turn, so that a disk that fills up meanwhile
-keeps nobody from continuing, and a crash finds one of the two whole.
+in progress or was interrupted. Every step is on disk before it begins. Its disk space is reserved before anything is
+stopped: it is written in place to files of its full size, which take its name in turn, so that a disk that fills up in
+the meantime does not prevent a run from continuing, and a crash leaves one of the two intact.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ def load(path: str) -> Journal | None:
 
 
 def reserve(path: str) -> None:
-    """Take the room that the journal of a change needs. Raise OSError, and leave nothing behind, if there is none."""
+    """Reserve the disk space that the journal of a change needs.
+
+    Raise OSError, and leave nothing behind, without it.
+    """
     directory = os.path.dirname(path)
     os.makedirs(directory, mode=0o755, exist_ok=True)
     release(path)
@@ -129,7 +132,7 @@ def save(path: str, journal: Journal) -> None:
     """Write the journal; it is on disk when this returns. Raise OSError if it is not; the former one stays then."""
     text = (json.dumps(journal.to_json(), indent=2) + "\n").encode()
     _write(path + NEXT, os.O_CREAT, text.ljust(SIZE))
-    with contextlib.suppress(FileNotFoundError, FileExistsError):  # the first one; there is other room
+    with contextlib.suppress(FileNotFoundError, FileExistsError):  # the first one; there is another reserve
         os.link(path, path + LAST)
     os.replace(path + NEXT, path)
     with contextlib.suppress(FileNotFoundError):
@@ -146,7 +149,7 @@ def drop(path: str) -> None:
 
 
 def release(path: str) -> None:
-    """Give the room back."""
+    """Release the reserved disk space."""
     for suffix in (NEXT, LAST):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + suffix)

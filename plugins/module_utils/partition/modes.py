@@ -23,7 +23,7 @@ from .backends import (
     steps,
     tool_indices,
 )
-from .gpus import PartitionedGpu, PartitionError, TargetModes, differing, named, same_gpus
+from .gpus import PartitionedGpu, PartitionError, TargetModes, differing, gpu_names, same_gpus
 from .holders import GpuHolder, busy_message
 from .smi_set_output import (
     BROKEN,
@@ -196,7 +196,7 @@ class ModeChange:
         untouched = {gpu.index: gpu.mode for gpu in before if gpu.mode and gpu.index not in wanted}
         strays = differing(gpus, untouched) if kind == "compute" else ()
         if strays:
-            return AttemptResult(REFUSED, f"{backend} changed {named(strays)}, which was not requested")
+            return AttemptResult(REFUSED, f"{backend} changed {gpu_names(strays)}, which was not requested")
         left = self.left(gpus, mode, wanted)
         if not left:
             return AttemptResult(DONE, "; ".join(result.failure[1] for result in results if result.failure))
@@ -237,7 +237,7 @@ class ModeChange:
         left = self.left(self.settled(), mode, {})
         if left:
             message = (
-                f"the driver was reloaded, and {named(left)} did not change to {mode}; look at "
+                f"the driver was reloaded, and {gpu_names(left)} did not change to {mode}; look at "
                 "dmesg | grep 'NPS mode'"
             )
             return AttemptResult(REFUSED, message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node whose GPUs are partitioned: its files, programs, units and containers. Decides nothing."""
+"""The node whose GPUs are partitioned: its files, programs, units and containers. It decides nothing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class PartitionNode(GpuFiles):
         return CommandResult(ended.code, ended.out, ended.err)
 
     def _find(self, name: str) -> str | None:
-        """Return the path of a system program, even if PATH lacks root's directories."""
+        """Return the path of a system program, even if PATH is without root's directories."""
         places = ("usr/sbin", "sbin", "usr/bin", "bin", "usr/local/bin")
         paths = (self.path(f"/{place}/{name}") for place in places)
         return next((path for path in paths if os.path.exists(path)), None)
@@ -178,7 +178,7 @@ class PartitionNode(GpuFiles):
         return partition_journal.load(self.path(PARTITION_JOURNAL))
 
     def reserve_journal(self) -> None:
-        self._journal(partition_journal.reserve, "has no room")
+        self._journal(partition_journal.reserve, "has no disk space")
 
     def save_journal(self, journal: Journal) -> None:
         self._journal(lambda path: partition_journal.save(path, journal), "cannot be written")

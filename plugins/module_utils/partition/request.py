@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from . import checks
 from .backends import LOAD, UNLOAD, Command, backends, expected_steps
-from .gpus import PartitionedGpu, PartitionError, TargetModes, listed, predicted, present, select
-from .holders import GpuHolder, Service, foreign_message, services, unmanaged
+from .gpus import PartitionedGpu, PartitionError, TargetModes, gpu_entries, predicted_gpus, present, select
+from .holders import GpuHolder, Service, foreign_message, services, unmanaged_holders
 from .journal import Journal
 from .modes import LOAD_SETTLE, DriverInterface, ModeChange
 
@@ -88,7 +88,7 @@ class NodeInterface(DriverInterface, Protocol):
         """Return the journal of an interrupted change."""
 
     def reserve_journal(self) -> None:
-        """Take the journal's room on its disk. Raise PartitionError if there is none."""
+        """Reserve the journal's disk space. Raise PartitionError if there is none."""
 
     def save_journal(self, journal: Journal) -> None:
         """Write the journal to disk. Raise PartitionError if that fails."""
@@ -142,15 +142,15 @@ def make_plan(node: NodeInterface, request: PartitionRequest) -> PartitionPlan:
     if request.clean or not target.reached(gpus) or journal:
         found = node.holders()
         if request.clean and not found:
-            stranded = checks.stranded(gpus)
+            stranded = checks.stranded_gpus(gpus)
     plan = PartitionPlan(gpus, target, ways, tools, release, warnings, found, journal, stranded)
     if not target.reached(gpus) or stranded:
         checks.check_possible(gpus, target, chosen, euid=node.euid(), virtual=node.virtual())
-        if unmanaged(found):
+        if unmanaged_holders(found):
             node.sleep(GRACE)
             plan.holders = node.holders()
-            if unmanaged(plan.holders):
-                raise PartitionError(foreign_message(unmanaged(plan.holders)))
+            if unmanaged_holders(plan.holders):
+                raise PartitionError(foreign_message(unmanaged_holders(plan.holders)))
         silent = _silent(node, plan, min(ANSWER, request.timeout / 4))
         plan.backends, plan.warnings = ways[len(silent) :], (*warnings, *silent)
     return plan
@@ -218,8 +218,8 @@ def predict(node: NodeInterface, plan: PartitionPlan, request: PartitionRequest)
         error = checks.verify(plan.gpus, plan.target, node.loaded("ast"))
     return PartitionResult(
         changed=plan.needed,
-        before=listed(plan.gpus),
-        after=listed(predicted(plan.gpus, plan.target)),
+        before=gpu_entries(plan.gpus),
+        after=gpu_entries(predicted_gpus(plan.gpus, plan.target)),
         backend=plan.backends[0] if changing else None,
         actions=actions,
         warnings=list(plan.warnings) if changing else [],

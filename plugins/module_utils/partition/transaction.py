@@ -15,8 +15,8 @@ from typing import Any
 
 from ..common.module_main import internal_error
 from . import checks
-from .gpus import PartitionError, differing, listed, modes_text, named, present
-from .holders import GpuHolder, Service, busy_message, foreign_message, services, unmanaged
+from .gpus import PartitionError, differing, gpu_entries, gpu_names, modes_text, present
+from .holders import GpuHolder, Service, busy_message, foreign_message, services, unmanaged_holders
 from .journal import Journal
 from .modes import LOOK_AGAIN, PAUSE_MAX, SETTLE, ModeChange
 from .request import (
@@ -97,9 +97,9 @@ class Transaction:
         """Return the result, with the GPUs' present state."""
         gpus = self.node.gpus()
         return PartitionResult(
-            changed=error is None or listed(gpus) != listed(self.plan.gpus) or bool(stopped),
-            before=listed(self.plan.gpus),
-            after=listed(gpus),
+            changed=error is None or gpu_entries(gpus) != gpu_entries(self.plan.gpus) or bool(stopped),
+            before=gpu_entries(self.plan.gpus),
+            after=gpu_entries(gpus),
             backend=self.modes.backend,
             actions=self.modes.actions,
             warnings=self.modes.warnings,
@@ -125,7 +125,7 @@ class Transaction:
                 raise PartitionError(
                     f"{error}: without it no mode is changed. Make room on that disk, and run again."
                 ) from None
-            text = f"{error}: this was brought to its end without it."
+            text = f"{error}: this was completed without it."
             if text not in self.modes.warnings:
                 self.modes.warnings.append(text)
 
@@ -162,7 +162,7 @@ class Transaction:
                 self.stop(again)
                 continue
             if attempts > self.request.retries or self.node.now() + pause >= self.modes.end:
-                strangers = [holder for holder in unmanaged(found) if not holder.zombie]
+                strangers = [holder for holder in unmanaged_holders(found) if not holder.zombie]
                 if strangers:
                     raise PartitionError(foreign_message(strangers))
                 if users:
@@ -189,7 +189,7 @@ class Transaction:
         while True:
             gpus = self.modes.look()
             wrong = checks.verify(gpus, self.plan.target, self.node.loaded("ast"))
-            left = checks.stranded(gpus) if self.plan.stranded else ()
+            left = checks.stranded_gpus(gpus) if self.plan.stranded else ()
             if wrong is None and left:
                 wrong = (
                     f"VRAM is still in use on {len(left)} GPUs after a reload of the driver: reboot the node."
@@ -238,7 +238,7 @@ class Transaction:
             text = modes_text(self.plan.gpus, self.earlier.memory, self.earlier.compute)
             lines = [f"Set back to the earlier modes: {text}."]
         elif changed:
-            lines = [f"Set back to the earlier mode: {named(changed)}."]
+            lines = [f"Set back to the earlier mode: {gpu_names(changed)}."]
         if self.modes.requested and self.modes.requested != self.earlier.memory:
             lines.append(
                 f"The driver keeps the request for {self.modes.requested} and carries it out when it is next "

@@ -90,7 +90,7 @@ def run_client(cell: Mapping[str, Any], words: Sequence[str], output: str) -> Cl
 
     Importing vLLM takes longer than a short run, so runs of a served instance share this process: the command `vllm` is
     a small Python script, which is executed repeatedly. An offline benchmark holds GPUs, and has a process of its own,
-    as has a program that is not Python; the CPU time of such is known for the whole run only.
+    as has a program that is not Python; the CPU time of such a process is known for the whole run only.
     """
     own = list(words[1:] if os.path.basename(words[0]).startswith("python") else words)  # python3 SCRIPT …
     path = shutil.which(own[0]) or own[0]
@@ -120,7 +120,7 @@ def _is_python(path: str) -> bool:
 def _in_process(path: str, arguments: Sequence[str]) -> int:
     sys.argv = [path, *arguments]
     before = list(sys.path)
-    if path.endswith(".py"):  # the client of an older release imports what stands beside it
+    if path.endswith(".py"):  # the client of an older release imports files next to it
         sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     try:
         runpy.run_path(path, run_name="__main__")
@@ -179,7 +179,10 @@ def _end_of(path: str) -> str:
 
 
 def leave(_number: int, _frame: Any) -> None:
-    """End when Docker stops the container: finished runs are written. What holds GPUs ends by itself before."""
+    """End when Docker stops the container: finished runs are written.
+
+    A process that holds GPUs ends by itself before that.
+    """
     if not _children:
         os._exit(_STOPPED)
     _stopping.set()

@@ -10,7 +10,7 @@ The only argument is the directory of results, which contains job.json:
     warmups     discarded runs of each cell before the first block
     seed        of the first run; each further run has another, so that no prompt is in the prefix cache
     order       names of all cells for each of `most` blocks, in the order in which they run
-    seconds     time after which no repeat is begun
+    seconds     time after which no repeat is started
 
 Each run leaves one file, POSITION.BLOCK.json, complete or not at all. A run whose file is there already is not
 repeated, so a job that was killed continues. A cell with a failed run is not run again, and the exit code is 1 then.
@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..benchmarks.bench_metrics import normalise
-from ..benchmarks.bench_record import record_name, succeeded
+from ..benchmarks.bench_record import has_result, record_name
 from ..benchmarks.bench_results import ResultError, number
 from ..benchmarks.intervals import MIN_RUNS, half_width
 from ..common.files import write_atomic
@@ -59,7 +59,7 @@ class Job:
                 self.records[position, block] = json.load(stream)
 
     def perform(self) -> bool:
-        """Run what is missing. Return whether no run failed."""
+        """Run what is missing. Return whether all runs succeeded."""
         begun, blocks = time.monotonic(), self.data["blocks"]
         for position in range(len(self.cells)):
             for warmup in range(self.data["warmups"] if self._unfinished(position) else 0):
@@ -82,12 +82,16 @@ class Job:
         return missing or self._imprecise(position)
 
     def _failed(self, position: int) -> bool:
-        return any(not succeeded(record) for (own, _block), record in self.records.items() if own == position)
+        return any(
+            not has_result(record) for (own, _block), record in self.records.items() if own == position
+        )
 
     def _imprecise(self, position: int) -> bool:
         """Return whether the interval of the cell's median is still too wide. Fewer than three runs have none."""
         metric = self.cells[position].get("metric")
-        values = [value for record in self._of(position) if (value := measured(record, metric)) is not None]
+        values = [
+            value for record in self._of(position) if (value := metric_value(record, metric)) is not None
+        ]
         width = half_width(values)
         return (
             MIN_RUNS <= len(values) < self.data["most"]
@@ -131,12 +135,12 @@ class Job:
             "problem": problem,
             "result": found,
         }
-        if block or not succeeded(record):
+        if block or not has_result(record):
             write_atomic(self._path(position, block), json.dumps(record), 0o600)
             self.records[position, block] = record
 
 
-def measured(record: Mapping[str, Any], metric: str | None) -> float | None:
+def metric_value(record: Mapping[str, Any], metric: str | None) -> float | None:
     """Return a run's value of a key of METRICS; None if it has none."""
     try:
         return number(normalise(record["kind"], record["result"], record["log"]).get(metric or ""))

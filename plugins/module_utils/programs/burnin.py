@@ -114,7 +114,7 @@ def gemm(device: Device, options: BurninOptions, kind: Any) -> dict[str, Any]:
     left, right = (matrix.to(device.name).to(kind) for matrix in whole)
     if kind.itemsize == 1:
         one = torch.ones((), device=device.name)
-        right = right.t().contiguous().t()  # the 8-bit product wants columns in sequence
+        right = right.t().contiguous().t()  # the 8-bit product needs contiguous columns
 
         def multiply() -> Any:
             return torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
@@ -203,7 +203,7 @@ def reduce(torch: Any, options: BurninOptions, rank: int) -> dict[str, Any]:
         if not bool((data == ranks).all()):
             raise ValueError(f"the sum of {mib} MiB over all devices is wrong")
         data.zero_()
-        # A fixed number, so that all ranks run it equally often.
+        # A fixed number, so that all ranks run it the same number of times.
         count, seconds = device.timed(partial(torch.distributed.all_reduce, data), 0.0, 20)
         rates[str(mib)] = 2 * (ranks - 1) / ranks * mib * MIB * count / seconds / 1e9
     torch.distributed.destroy_process_group()
@@ -250,14 +250,14 @@ def _result(process: Any, output: Any, deadline: float) -> dict[str, Any]:
         process.wait(timeout=max(1.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
-        return {"error": "not done in time: the GPU hangs, or is very slow"}
+        return {"error": "did not finish in time: the GPU hangs, or is very slow"}
     output.seek(0)
     text = output.read()
     lines = [line for line in text.splitlines() if line.startswith(MARK)]
     if lines:
         return dict(json.loads(lines[-1][len(MARK) :]))
     last = [line for line in text.splitlines() if line.strip()][-1:]
-    return {"error": f"ended with {process.returncode}: {' '.join(last)[:300]}"}
+    return {"error": f"ended with exit code {process.returncode}: {' '.join(last)[:300]}"}
 
 
 def phases(options: BurninOptions, count: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -19,10 +19,10 @@ from typing import Any
 
 from ..content.probe_output import REPORT
 
-ATTEMPTS = 5  # at a download that the network interrupts; files on disk are not downloaded again
-ERRORS_SECONDS = 60.0  # for a hub that answers with errors: nobody sees anything of the attempts
-LIMIT_ATTEMPTS = 12  # at a hub that limits requests and says for how long: its windows are minutes
-LONGEST_PAUSE = 900.0  # of one answer; more is an answer for people
+ATTEMPTS = 5  # of a download that the network interrupts; files on disk are not downloaded again
+ERRORS_SECONDS = 60.0  # for a hub that answers with errors: nobody sees the attempts
+LIMIT_ATTEMPTS = 12  # with a hub that limits requests and says for how long: its windows are minutes
+LONGEST_PAUSE = 900.0  # that one answer may ask for; people decide about a longer one
 
 
 def causes(error: BaseException | None) -> list[dict[str, Any]]:
@@ -83,9 +83,9 @@ def download(config: dict[str, Any], token: Any) -> str:
                 raise
             if pause is not None and pause <= LONGEST_PAUSE and limited < LIMIT_ATTEMPTS:
                 limited += 1
-                # Other nodes wait for the same moment, and must not ask in the same one.
+                # Other nodes wait for the same moment, and must not all ask at once.
                 pause += random.uniform(0, max(5.0, pause / 4))
-                say(f"the hub limits requests: going on in {pause:.0f} s")
+                say(f"the hub limits requests: continuing in {pause:.0f} s")
             else:
                 attempt += 1
                 if attempt >= ATTEMPTS:
@@ -145,7 +145,7 @@ def limit_bandwidth(rate: int) -> None:
     real = module.http_get
 
     def http_get(url: str, temp_file: Any, *args: Any, **options: Any) -> Any:
-        # It calls itself to go on after an error.
+        # It calls itself to continue after an error.
         file = temp_file if isinstance(temp_file, LimitedFile) else LimitedFile(temp_file, rate)
         return real(url, file, *args, **options)
 
@@ -153,7 +153,7 @@ def limit_bandwidth(rate: int) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line at once, whoever reads the output."""
+    """Print a line at once, even if the output is a pipe."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

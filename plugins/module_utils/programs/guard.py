@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guard in front of vLLM's API, an ASGI middleware: who lacks the instance's key gets health and metrics only.
+"""The guard in front of vLLM's API, an ASGI middleware: a client without the instance's key gets health and metrics
+only.
 
 vLLM itself asks for its key below some prefixes and leaves other routes open, some of which generate. Here it is the
-other way round: every route needs the key, but for OPEN. Where the instance has no key, everything passes.
+other way round: every route except OPEN needs the key. If the instance has no key, everything passes.
 
 A key is replaced while instances run. Load balancers send the node's present key from then on, and vLLM knows the one
-with which it was started until its instance is replaced, too. Both are right here; so is the one in between, while a
+with which it was started until its instance is replaced, too. The guard accepts both, and also the one in between, if a
 key is replaced again before all instances have the last one.
 
 The supervisor runs vLLM with this file on its path, and tells it through one byte of a file when the instance is about
 to stop: /health then answers 503, so that load balancers leave before requests are refused. In return, every answer of
-an open route says how many requests are in work, and how many balancers still count on this instance.
+an open route says how many requests are in progress, and how many balancers still count on this instance.
 
 A load balancer compares a body's announced length with its limit, but cannot count a chunked one, which announces none.
 It names the limit in a header, and the guard counts what vLLM reads.
@@ -80,14 +81,14 @@ class Guard:
                 self._requests -= 1
 
     def _admit(self, scope: Any) -> Any:
-        """Return the request as vLLM is to get it, with the key that it knows; None without a right key."""
+        """Return the request as vLLM is to get it, with the key that it knows; None without a valid key."""
         if not self._key:
             return scope
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _unused, key = given.partition(b" ")
         if scheme.lower() != b"bearer":
             return None
-        # The comparisons take the same time whatever is given.
+        # The comparisons take the same time whatever key is sent.
         if hmac.compare_digest(key.strip(), self._key):
             return scope
         # All of them, in the same time.

@@ -12,7 +12,7 @@ answer: an instance that stops gracefully refuses new ones, and finishes what it
 
     agent.py BALANCER.JSON PIDFILE
 
-It is sent as one file, with what it imports, to the balancer's host. HAProxy's sockets are beside PIDFILE.
+It is sent as one file, with what it imports, to the balancer's host. HAProxy's sockets are next to PIDFILE.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..endpoint.silence import Silence
 POLL_SECONDS = 1.0
 HEALTH_SECONDS = 10.0
 CHECKS = 3
-"""So many checks without an answer, one after the other, are needed at least to call an instance hung."""
+"""The least number of consecutive checks without an answer that make an instance count as hung."""
 
 
 class ProbedInstance:
@@ -68,7 +68,10 @@ class ProbedInstance:
             self._drop_proof()
 
     async def look(self) -> None:
-        """Check the instance once: a proof lasts until the instance is gone. Checks go on while a proof is awaited."""
+        """Check the instance once: a proof lasts until the instance is gone.
+
+        Checks continue while a proof is awaited.
+        """
         begun, patience, before = time.monotonic(), min(HEALTH_SECONDS, self.limit / CHECKS), self._silent
         state = await self.client.health(patience)
         ended = time.monotonic()
@@ -144,7 +147,7 @@ class Agent:
     def take(self, config: dict[str, Any]) -> None:
         """Watch the servers of the configuration; keep the state of unchanged ones.
 
-        One that is to be asked for another of its names is proven as it was: it got requests for that name already.
+        One that will be asked for another of its names keeps its proof: it already got requests for that name.
         """
         wanted = {
             server["probe"]: (
@@ -167,7 +170,8 @@ class Agent:
                 made = self.instances[probe] = ProbedInstance(client)
                 there = former.get((client.host, client.port), ())
                 asked = [one.proven for one in there if client.model in one.models]
-                # When this program starts, HAProxy knows more; what comes later has yet to show that it works.
+                # When this program starts, HAProxy knows more; instances that come later have yet to show that they
+                # work.
                 made.proven = None if self.seen is None else asked[0] if asked else False
                 self.tasks[probe] = asyncio.get_running_loop().create_task(made.watch())
             known = self.instances[probe]
@@ -178,7 +182,7 @@ class Agent:
         """Return whether an instance has generated tokens; None if that is not known.
 
         HAProxy may have read a new configuration earlier than this program, which is why that is read here. What is
-        unknown then is of a configuration of an earlier release, which asks by other words, or of one that is gone.
+        still unknown then belongs to an earlier release's configuration, which asks by other words, or to a former one.
         """
         if self.seen is not None and probe not in self.instances:
             self.read()

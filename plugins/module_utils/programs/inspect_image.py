@@ -19,7 +19,7 @@ import subprocess
 import sys
 from typing import Any
 
-from ..content.probe_output import MARK, assigned, kind
+from ..content.probe_output import MARK, assigned_string, kind
 
 
 def version(package: str) -> str:
@@ -43,7 +43,7 @@ def file_text(package: str, name: str) -> str:
 
 def vllm_version() -> str:
     """Return vLLM's version: from its package, from its build, or from its command, which loads all of vLLM."""
-    known = version("vllm") or assigned(file_text("vllm", "_version.py"), "__version__")
+    known = version("vllm") or assigned_string(file_text("vllm", "_version.py"), "__version__")
     if known:
         return known
     try:
@@ -74,7 +74,7 @@ def rocm(torch: str) -> str | None:
 def software() -> dict[str, Any]:
     """Return all facts about the image's software."""
     torch_text = file_text("torch", "version.py")
-    torch = version("torch") or assigned(torch_text, "__version__")
+    torch = version("torch") or assigned_string(torch_text, "__version__")
     vllm = vllm_version()
     # vLLM's and PyTorch's Dockerfiles leave the targets that they compiled for in the image's environment.
     gfx = re.findall(r"gfx[0-9a-f]+", os.environ.get("PYTORCH_ROCM_ARCH", ""))
@@ -85,7 +85,7 @@ def software() -> dict[str, Any]:
         "pytorch": torch or None,
         "python": platform.python_version(),
         "gfx": list(dict.fromkeys(gfx)) or None,
-        # AITER's setup.py calls its package amd-aiter, and called it aiter before.
+        # AITER's setup.py calls its package amd-aiter; its former name was aiter.
         "aiter": version("amd-aiter") or version("aiter") or None,
     }
 

@@ -27,7 +27,7 @@ RETRIES = 4
 
 
 def parse_record(text: str) -> Record:
-    """Parse the text of Record.to_text(). Raise ValueError for any other one."""
+    """Parse the text of Record.to_text(). Raise ValueError for any other text."""
     try:
         data: dict[str, Any] = json.loads(text)
         if data["schema"] != SCHEMA:

@@ -20,7 +20,7 @@ from ..content.probe_output import REPORT
 from ..quantize.tensor_check import BadCheckpoint, check_index, compare, read_tensors
 
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
-"""What an output never has: weights in formats that run what they contain, or that nothing loads beside safetensors."""
+"""What an output never has: weights in formats that execute code, or that nothing loads if there are safetensors."""
 TEXT_KEYS = ("text", "content", "article", "prompt", "question")
 SAMPLED = 24  # matrices that are compared by value
 
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line at once, whoever reads the output."""
+    """Print a line at once, even if the output is a pipe."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -141,7 +141,7 @@ def load(job: dict[str, Any]) -> tuple[Any, Any]:
 def samples(job: dict[str, Any], tokenizer: Any, model: Any) -> Any:
     """Return the calibration's samples, token by token; None for a scheme without calibration.
 
-    Texts are joined until they have the length: a sample must not be shorter than what it stands for.
+    Texts are joined until they have the length: a sample must not be shorter than it claims to be.
     """
     wanted = job["calibration"]
     if not wanted:
@@ -159,8 +159,8 @@ def samples(job: dict[str, Any], tokenizer: Any, model: Any) -> Any:
             break
     if len(found) < wanted["samples"]:
         raise BadCheckpoint(
-            f"The calibration data has {len(found)} samples of {wanted['length']} tokens, and {wanted['samples']} are "
-            "wanted: give more text, or lower quantize_samples or quantize_length."
+            f"The calibration data has {len(found)} samples of {wanted['length']} tokens, but {wanted['samples']} are "
+            "needed: give more text, or lower quantize_samples or quantize_length."
         )
     import torch
 
@@ -242,7 +242,7 @@ def tidy(source: str, output: str, refused: tuple[str, ...]) -> None:
 
 
 def check(job: dict[str, Any]) -> dict[str, Any]:
-    """Compare the output with its source by names, types, shapes and values. Raises BadCheckpoint."""
+    """Compare the output with its source by names, types, shapes and values. Raise BadCheckpoint."""
     before, after = read_tensors(job["source"]), read_tensors(job["output"])
     check_index(job["output"], after)
     check_config(job)
@@ -257,7 +257,7 @@ def check(job: dict[str, Any]) -> dict[str, Any]:
     if errors[worst] > job["relative_error"]:
         raise BadCheckpoint(
             f"{worst} is off by {errors[worst]:.1%} of its source, where the scheme has at most "
-            f"{job['relative_error']:.1%}: the quantized weights do not stand for those of the source."
+            f"{job['relative_error']:.1%}: the quantized weights do not represent those of the source."
         )
     return {
         "quantized": len(found.quantized),
@@ -295,12 +295,12 @@ def value_errors(job: dict[str, Any], before: Any, after: Any, modules: list[str
             own = stream.get_tensor(name)
         with safe_open(os.path.join(job["output"], after[scale_name].file), "pt") as stream:
             scale = stream.get_tensor(scale_name)
-        found[name] = relative_error(was, unquantized(own, scale, job["packed"]))
+        found[name] = relative_error(was, dequantize(own, scale, job["packed"]))
     return found
 
 
-def unquantized(weight: Any, scale: Any, packed: bool) -> Any:
-    """Return the values that quantized weights stand for. packed: two FP4 values per byte, with scales of 2^(e-127)."""
+def dequantize(weight: Any, scale: Any, packed: bool) -> Any:
+    """Return the values that quantized weights represent. packed: two FP4 values per byte, with scales of 2^(e-127)."""
     import torch
 
     if not packed:
@@ -315,7 +315,7 @@ def unquantized(weight: Any, scale: Any, packed: bool) -> Any:
 
 
 def relative_error(was: Any, own: Any) -> float:
-    """Return the RMS of the difference over that of the source; infinity where a value is no number."""
+    """Return the RMS of the difference over that of the source; infinity where a value is not a number."""
     difference = float((own - was).pow(2).mean().sqrt())
     size = float(was.pow(2).mean().sqrt())
     if not math.isfinite(difference):

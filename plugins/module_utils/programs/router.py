@@ -136,7 +136,7 @@ class Routers:
 
 
 def stop(*_signal: object) -> None:
-    """End this process as one that was asked to."""
+    """End this process as a requested stop does."""
     raise SystemExit(0)
 
 

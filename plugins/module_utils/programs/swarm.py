@@ -20,7 +20,7 @@ def _ended(*_: object) -> NoReturn:
 
 
 def main() -> int:
-    """Run until all members are complete, or it is ended; then what came is noted for the next run."""
+    """Run until all members are complete, or until it is stopped; then record for the next run what arrived."""
     signal.signal(signal.SIGTERM, _ended)
     path = sys.argv[1]
     job = read_job(path)

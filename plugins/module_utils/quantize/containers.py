@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers of the vLLM image that install packages, or quantize: nothing of them serves."""
+"""Containers of the vLLM image that install packages, or quantize: none of them serves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ContainerRun:
     """A container to run to its end.
 
     script: for bash; arguments: $0, $1 and so on. readable, writable: paths on the node by their names inside.
-    devices: GPUs' files. memory: bytes that it may use, 0 for any number; it gives way to whatever serves.
+    devices: GPUs' files. memory: bytes that it may use, 0 for no limit; instances that serve have priority.
     label: says which work it does, so that another run finds it.
     """
 
@@ -94,9 +94,9 @@ def is_running(client: DockerClient, run: ContainerRun) -> bool:
 
 
 def run_container(client: DockerClient, run: ContainerRun, timeout: int) -> tuple[int | None, list[str], str]:
-    """Run a container, or go on waiting for it. Return its exit code, the last lines, and the whole log.
+    """Run a container, or continue to wait for it. Return its exit code, the last lines, and the whole log.
 
-    The code is None where the time is over: it runs on. It outlives this process, and the next call finds it.
+    The code is None when the time is over: the container keeps running, and the next call finds it.
     """
     if not is_running(client, run):
         stop_and_remove(client, run.name)

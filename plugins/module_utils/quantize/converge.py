@@ -30,12 +30,15 @@ def quantize(client: DockerClient, params: Mapping[str, Any], check: bool) -> Js
     found = image(client, wanted.image)
     if found is None:
         raise NodeError(
-            f"Image {wanted.image} is not on this node. Run site.yml, which brings it, or name one with quantize_image."
+            f"Image {wanted.image} is not on this node. Run site.yml, which pulls it, or name another one "
+            "with quantize_image."
         )
     given = params["packages"]
     not_copied_yet = check and given == paths.PACKAGES  # nothing is, in check mode
     if given and not os.path.isdir(given) and not not_copied_yet:
-        raise NodeError(f"{given} is no directory of this node: put the packages there (docs/quantize.md).")
+        raise NodeError(
+            f"{given} is not a directory of this node: put the packages there (docs/quantize.md)."
+        )
     packages = EnvironmentRequest(
         requirements=params["requirements"],
         image=wanted.image,
@@ -46,7 +49,7 @@ def quantize(client: DockerClient, params: Mapping[str, Any], check: bool) -> Js
         ca_file=proxies.check_ca_file(params["ca_file"]),
         timeout=params["timeout"],
     )
-    actions = [*environment.planned(packages), *job.planned(wanted, client)]
+    actions = [*environment.install_actions(packages), *job.job_actions(wanted, client)]
     if check:
         return {"changed": True, "actions": actions, "path": None, "commit": "", "report": None}
     with run_lock("model_quantize", params["timeout"]):
@@ -59,7 +62,7 @@ def quantize(client: DockerClient, params: Mapping[str, Any], check: bool) -> Js
 
 
 def write_signature(path: str, text: str, check: bool) -> Json:
-    """Put the signature beside the files that it signs."""
+    """Put the signature next to the files that it signs."""
     file = os.path.join(path, SIGNATURE)
     if not os.path.isdir(path):
         raise NodeError(f"{path} is gone, so its signature was not written. Run again.")

@@ -77,7 +77,7 @@ class EnvironmentRequest:
 
 
 def install(client: DockerClient, wanted: EnvironmentRequest) -> None:
-    """Install the packages, unless they are; into a directory aside, which gets the name when it is complete."""
+    """Install the packages unless they are there, into a temporary directory that gets the name when it is complete."""
     if wanted.complete:
         return
     part, requirements = f"{wanted.directory}.part", f"{wanted.directory}.txt"
@@ -138,22 +138,26 @@ def container_run(wanted: EnvironmentRequest, part: str, requirements: str) -> C
 def _failure(wanted: EnvironmentRequest, code: int | None, log: list[str]) -> str:
     text = "\n".join(log)
     if code is None:
-        return f"The packages are not installed after {wanted.timeout} s. Check the network, or raise quantize_timeout."
+        return (
+            f"The packages were not installed within {wanted.timeout} s. "
+            "Check the network, or raise quantize_timeout."
+        )
     if "has no pip" in text:
         return (
-            f"The image {wanted.image} has no pip. Give the packages as a directory (quantize_packages) that pip's own "
-            "wheel is in too."
+            f"The image {wanted.image} has no pip. Give the packages as a directory (quantize_packages) "
+            "that also contains "
+            "pip's own wheel."
         )
     if "No matching distribution" in text or "Could not find a version" in text:
         where = wanted.packages or wanted.index or "the package index"
         return (
-            f"{where} lacks a package of the right version, or none fits the image's Python: {_last(log)}. "
+            f"{where} does not have a package in the right version, or none fits the image's Python: {_last(log)}. "
             "docs/quantize.md says how to download all of them (pip download)."
         )
     if "HASHES" in text or "do not match" in text:
         return f"A package is not the one that was pinned: {_last(log)}. Check the index or the directory of packages."
     return (
-        f"pip ended with {code}: {_last(log)}. If this node does not reach the index, set instinct_proxy and "
+        f"pip ended with exit code {code}: {_last(log)}. If this node cannot reach the index, set instinct_proxy and "
         "instinct_ca_file, or give the packages as a directory (quantize_packages)."
     )
 
@@ -163,8 +167,8 @@ def _last(log: list[str]) -> str:
     return " ".join((errors or log or ["it printed nothing"])[-1].split())[:400]
 
 
-def planned(wanted: EnvironmentRequest) -> list[str]:
-    """Return what installing would do."""
+def install_actions(wanted: EnvironmentRequest) -> list[str]:
+    """Return the actions of an installation."""
     if wanted.complete:
         return []
     source = wanted.packages or wanted.index or "the package index"

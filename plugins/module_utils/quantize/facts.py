@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what a quantization is planned with: source, calibration data, free GPUs, memory, disk, earlier outputs."""
+"""Read the facts from which a quantization is planned: source, calibration data, free GPUs, memory, disk, earlier
+outputs.
+"""
 
 from __future__ import annotations
 

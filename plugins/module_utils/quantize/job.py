@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.disk_space import sized
+from ..common.disk_space import human_size
 from ..common.files import make_private, read_text, sync_directory, write_atomic
 from ..common.module_main import NodeError
 from ..content.model_manifest import (
@@ -154,8 +154,8 @@ def _calibration_inside(calibration: Mapping[str, Any]) -> str:
     return os.path.join(paths.CALIBRATION_MOUNT, calibration["inside"]).rstrip("/")
 
 
-def planned(job: QuantizeJob, client: DockerClient) -> list[str]:
-    """Return what running would do."""
+def job_actions(job: QuantizeJob, client: DockerClient) -> list[str]:
+    """Return the actions of the job."""
     run = container_run(job, "", "")
     if is_running(client, run):
         return [f"wait for container {run.name} (it quantizes {job.source})"]
@@ -184,7 +184,7 @@ def run_job(
     code, lines, log = run_container(client, run, timeout)
     if code is None:
         raise NodeError(
-            f"The quantization is not done after {timeout} s. It continues in container {run.name} (docker logs "
+            f"The quantization did not finish within {timeout} s. It continues in container {run.name} (docker logs "
             f"{run.name}): run again to wait for it, or raise quantize_timeout.",
             changed=True,
         )
@@ -217,9 +217,9 @@ def failure(job: QuantizeJob, code: int, report: Mapping[str, Any], lines: list[
     if report.get("kind") == "check":
         return f"{what}: {report['error']} Nothing was kept. {log}"
     if report.get("kind") == "memory" or code == 137:
-        limit = f" of its {sized(job.memory)}" if job.memory else ""
+        limit = f" of its {human_size(job.memory)}" if job.memory else ""
         return (
-            f"{what}: it ran out of memory{limit}. Choose a scheme that goes file by file (ptpc_fp8, mxfp4), give "
+            f"{what}: it ran out of memory{limit}. Choose a scheme that works file by file (ptpc_fp8, mxfp4), give "
             f"it more GPUs by stopping instances (playbooks/stop.yml), or use a larger host. {log}"
         )
     last = report.get("error") or " ".join(lines[-1:]) or "it printed nothing"

@@ -35,7 +35,7 @@ class Tensor:
 class TensorComparison:
     """What was found. problems: reasons to refuse the output.
 
-    quantized: modules; left: matrices that no pattern names and that are unquantized all the same, such as embeddings;
+    quantized: modules; left: matrices that no pattern names and that are unquantized anyway, such as embeddings;
     unmatched: patterns that name nothing.
     """
 
@@ -120,7 +120,7 @@ def compare(
         if any(fnmatch.fnmatchcase(module, pattern) for pattern in exclude):
             found.excluded.append(module)
             if not same or companions:
-                found.problems.append(f"{module} is excluded, and was changed")
+                found.problems.append(f"{module} is excluded, but was changed")
         elif same and not companions:
             found.left.append(module)
         elif problems := _module_problems(module, was, output, expected):
@@ -183,7 +183,9 @@ def _others(
         if own is None:
             found.problems.append(f"{name} of the source is missing")
         elif name not in weights and own.shape != was.shape:
-            found.problems.append(f"{name} has the shape {list(own.shape)}, {list(was.shape)} in the source")
+            found.problems.append(
+                f"{name} has the shape {list(own.shape)}, but {list(was.shape)} in the source"
+            )
     known = {f"{module}.{name}" for module in matrices for name in expected}
     strange = sorted(
         name for name in output if name not in source and name not in known and name[-13:] != ".output_scale"
@@ -209,7 +211,7 @@ def _scales(
     for module in sorted(wanted - there):
         found.problems.append(f"{module}.output_scale is missing, the scale of the KV cache")
     for module in sorted(there - wanted):
-        found.problems.append(f"{module}.output_scale is there, and no KV cache is quantized")
+        found.problems.append(f"{module}.output_scale is there, although no KV cache is quantized")
     for module in sorted(wanted & there):
         tensor = output[f"{module}.output_scale"]
         if tensor.shape not in ((), (1,)):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ..common.disk_space import sized
+from ..common.disk_space import human_size
 from ..common.files import read_text
 from ..common.module_main import NodeError
 from ..content.model_manifest import (
@@ -37,7 +37,7 @@ def verify_models(params: Mapping[str, Any]) -> Json:
         if text is None:
             unsigned.append(path)
             if read_text(os.path.join(path, SIGNATURE)) is not None:
-                problems.append(f"{path} has a signature and no {MANIFEST}: the manifest was removed.")
+                problems.append(f"{path} has a signature but no {MANIFEST}: the manifest was removed.")
             elif params["required"]:
                 problems.append(f"{path} has no {MANIFEST}, and models without one are refused.")
             continue
@@ -48,14 +48,14 @@ def verify_models(params: Mapping[str, Any]) -> Json:
     if problems:
         raise NodeError(f"{' '.join(problems)} Nothing was started from it. {REPAIR}")
     actions = [
-        f"verify {model['path']} ({model['files']} files, {sized(model['bytes'])})" for model in models
+        f"verify {model['path']} ({model['files']} files, {human_size(model['bytes'])})" for model in models
     ]
     return {"changed": False, "models": models, "unsigned": unsigned, "actions": actions}
 
 
 def _verified(path: str, text: str, reread: bool) -> Json:
     files = parse_statement(text)
-    # Other than its source's, the memory of hashes is keyed by the manifest too: a new one is compared with the bytes.
+    # Unlike for a source, hashes are remembered by manifest too: a new manifest is compared with the bytes.
     cache = hashes_file(path, text, HASHES)
     if reread:
         forget_hashes(cache)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read balancer.json: the servers of a load balancer's configuration, and which of another one they go on. Pure.
+"""Read balancer.json: the servers of a load balancer's configuration, and which servers of another configuration they
+continue. Pure.
 
 A server is an instance at an address that is asked for some model names. Its name ("backend/server") may change from
 one configuration to the next; its state in HAProxy and who drained it stay with it.
@@ -40,8 +41,8 @@ def followers(config: Mapping[str, Any]) -> dict[str, list[str]]:
 def carried_servers(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
     """Return for each server of a configuration the one of the former configuration that it continues, if there is one.
 
-    That one is the same instance at the same address, whatever its host is called, with a model name in common; the one
-    of the same name, if that is among several.
+    That one is the same instance at the same address, whatever its host is called, with a model name in common; of
+    several, the one with the same name if there is one.
     """
     there: dict[tuple[Any, ...], list[tuple[str, frozenset[str]]]] = {}
     for name, server in configured_servers(before).items():

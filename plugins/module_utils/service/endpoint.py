@@ -18,7 +18,7 @@ AGENT_PORT = 8406
 ROUTER_PORT = 8407
 ROUTERS = range(8410, 8430)
 ADDRESS_FILE = "keepalived.conf"
-"""The balancer's file that defines how its virtual address is held (virtual_address.py)."""
+"""The balancer's file that defines how it holds its virtual address (virtual_address.py)."""
 METRICS = 20
 """Offset from a router's port to the port of its metrics."""
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of the records of generations. It is apart from what reads them, which not every module needs."""
+"""The version of the records of generations.
+
+It is separate from the code that reads them, which not every module needs.
+"""
 
 from __future__ import annotations
 

@@ -229,13 +229,13 @@ class Generation:
 
 @dataclass(frozen=True)
 class Hold:
-    """A hold: the deployment stays at a generation, as long as the inventory defines what was turned back.
+    """A hold: the deployment stays at a generation, as long as the inventory defines what was rolled back.
 
     Attributes:
         generation: 0 for a deployment of which nothing served before
         since: UTC
-        failed: the generations that were turned back; () in records that do not say it
-        together: the deployments that were turned back with it, as instances took over from each other
+        failed: the generations that were rolled back; () in records that do not say it
+        together: the deployments that were rolled back with it, as instances took over from each other
     """
 
     generation: int

@@ -25,7 +25,7 @@ DEFAULT_MIN_AVAILABLE: Count = "50%"
 SHOWN = 4
 """Engines out of service that a refusal names."""
 WORD = "-e at_once=true"
-"""What an operator adds to a command that may leave too few."""
+"""What an operator adds to a command to let it leave too few."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,15 @@ def refusals(
 ) -> tuple[Problem, ...]:
     """Return why a command may not take these engines out, for each model name that it would leave too few of.
 
-    engines: all with the model names that the command touches. Those that do not serve are no capacity, and may always
-    be taken. min_available: as in minimum(). limit_also: hosts that a smaller --limit has to name too. whole_hosts:
+    engines: all with the model names that the command touches. Those that do not serve do not count as capacity, and
+    may always be taken. min_available: as in minimum(). limit_also: hosts that a smaller --limit must name too.
+    whole_hosts:
     the command takes all instances of a host.
     """
     every = tuple(engines)
     short = _short(every, min_available)
     way = _way(every, min_available, limit_also, whole_hosts) if short else ""
-    fix = f"{way} To do it all the same, and have clients get 503: {WORD}."
+    fix = f"{way} To do it anyway, with 503 for clients: {WORD}."
     return tuple(
         Problem(
             (),
@@ -157,7 +158,7 @@ class SpareEngines:
 def _short(
     engines: Iterable[ServingEngine], min_available: Count | None
 ) -> Mapping[str, tuple[int, int, int, int]]:
-    """Return the services with too few left: how many there are, serve, would be left, and have to stay."""
+    """Return the services with too few left: how many there are, serve, would be left, and must stay."""
     found = {}
     for name, items in services(engines).items():
         serving = [item for item in items if item.serves]
@@ -169,7 +170,7 @@ def _short(
 
 def _rule(kept: int, min_available: Count | None) -> str:
     if kept == 1:
-        return "the last one has to stay in service"
+        return "the last one must stay in service"
     given = DEFAULT_MIN_AVAILABLE if min_available is None else min_available
     return f"{kept} must stay in service (rollout_min_available: {given})"
 
@@ -209,7 +210,7 @@ def _way(
     )
     others = [f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else []
     which = f": {', '.join([*lost[:SHOWN], *others])}" if lost else ""
-    return f"First return others to service{which} (see status.yml, undrain.yml)."
+    return f"First return others to service{which} (undrain.yml; status.yml shows them)."
 
 
 def _limit(hosts: Sequence[str], also: Sequence[str]) -> str:

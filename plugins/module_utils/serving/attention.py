@@ -15,7 +15,7 @@ _LINE_LENGTH = 300
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedBackend:
     """SERVER's key `attention`: the planned backend, and by backend the texts of a log that prove it."""
 
     planned: str
@@ -37,11 +37,14 @@ class Proof:
 
     @property
     def differs(self) -> bool:
-        """Whether another backend than the planned one was proved. A model can have several: one of them suffices."""
+        """Return whether another backend than the planned one was proved.
+
+        A model can have several: one of them suffices.
+        """
         return bool(self.running) and self.planned not in self.running
 
     def to_text(self) -> str:
-        """As the file has it."""
+        """Return the text of the file."""
         data = {
             "container": self.container,
             "planned": self.planned,
@@ -52,7 +55,7 @@ class Proof:
 
     @classmethod
     def from_text(cls, text: str, container: str) -> Proof | None:
-        """A file's proof; None where it is of another container, or no proof."""
+        """Return a file's proof; None if it is another container's, or not a proof."""
         try:
             data = json.loads(text)
             of, planned, running = (
@@ -66,21 +69,21 @@ class Proof:
         return cls(of, planned, running, line) if of == container else None
 
 
-def parse_expected(server: str, data: Any) -> Expected | None:
-    """A server's key `attention`; None for none. Raises NodeError for anything else."""
+def parse_expected(server: str, data: Any) -> ExpectedBackend | None:
+    """Return a server's key `attention`; None for none. Raise NodeError for anything else."""
     if not data:
         return None
     try:
         lines = {str(name): tuple(map(str, texts)) for name, texts in data["lines"].items()}
-        return Expected(str(data["planned"]), lines)
+        return ExpectedBackend(str(data["planned"]), lines)
     except (AttributeError, KeyError, TypeError) as error:
         raise NodeError(
             f"servers[{server}]: attention needs planned, and lines: lists of texts by backend."
         ) from error
 
 
-def proven(lines: Mapping[str, Sequence[str]], log: Iterable[str]) -> dict[str, str]:
-    """The backends that a log proves, each with its first line, in the order of these lines."""
+def proven_backends(lines: Mapping[str, Sequence[str]], log: Iterable[str]) -> dict[str, str]:
+    """Return the backends that a log proves, each with its first line, in the order of these lines."""
     found: dict[str, str] = {}
     for line in log:
         for backend, texts in lines.items():
@@ -89,14 +92,14 @@ def proven(lines: Mapping[str, Sequence[str]], log: Iterable[str]) -> dict[str, 
     return found
 
 
-def proof_of(expected: Expected, container: str, log: str) -> Proof:
-    """What a container's log proves."""
-    found = proven(expected.lines, log.splitlines())
+def proof_of(expected: ExpectedBackend, container: str, log: str) -> Proof:
+    """Return what a container's log proves."""
+    found = proven_backends(expected.lines, log.splitlines())
     return Proof(container, expected.planned, tuple(found), next(iter(found.values()), ""))
 
 
 def warnings(proofs: Mapping[str, Proof]) -> list[str]:
-    """A sentence for each pair of backends that differ; `proofs` are by server."""
+    """Return a sentence for each pair of backends that differ; `proofs` are by server."""
     groups: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for name, proof in proofs.items():
         if proof.differs:

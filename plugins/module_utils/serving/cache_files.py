@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of an instance's caches as one archive: the same files make the same bytes.
 
-A container's root writes below the cache directory, so nothing here follows a link of it, and no name in an archive
+A container's root writes below the cache directory, so nothing here follows its links, and no name in an archive
 leads out of it.
 """
 
@@ -31,10 +31,10 @@ ROOTS = (
     "vllm/startup_plan",
     "vllm/torch_compile_cache",
 )
-"""What is worth its bytes on another node, below the cache directory. Not there: what vLLM found out about the links
+"""What is worth copying to another node, below the cache directory. Left out: what vLLM found out about the links
 between this node's GPUs."""
 REPLACED = "vllm/startup_plan/"
-"""Names there do not tell all that the content depends on; everywhere else they do, and what is there stays."""
+"""Names there do not express all that the content depends on; everywhere else they do, and existing files stay."""
 
 COMMAND = f"{REPLACED}command.sha256"
 """The supervisor's note to which command a plan belongs (warm_start.py); without a plan it is nothing to keep."""
@@ -45,7 +45,7 @@ _LEFT_OUT = re.compile(
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedArchive:
     """An archive. content: bytes of the files in it."""
 
     sha256: str
@@ -55,7 +55,7 @@ class Packed:
 
 
 class TooLarge(NodeError):
-    """The caches have more bytes than the operator wants to move."""
+    """The caches are larger than the operator wants to move."""
 
 
 class _Hashed:
@@ -75,7 +75,7 @@ class _Hashed:
         self._stream.flush()
 
 
-def pack(directory: str, stream: IO[bytes], limit: int) -> Packed:
+def pack(directory: str, stream: IO[bytes], limit: int) -> PackedArchive:
     """Write the archive of a cache directory. Raise TooLarge above `limit` bytes of content."""
     hashed = _Hashed(stream)
     content = files = 0
@@ -91,11 +91,11 @@ def pack(directory: str, stream: IO[bytes], limit: int) -> Packed:
             item.size, item.mode = found.st_size, 0o755 if found.st_mode & 0o100 else 0o644
             archive.addfile(item, opened)
             files += 1
-    return Packed(hashed.digest.hexdigest(), hashed.bytes, content, files)
+    return PackedArchive(hashed.digest.hexdigest(), hashed.bytes, content, files)
 
 
 def _files(directory: str) -> Iterator[tuple[str, IO[bytes], os.stat_result]]:
-    """Yield every regular file below the roots, in the order of paths; what only exists half is left out."""
+    """Yield every regular file below the roots, in the order of paths; incomplete files are left out."""
     wanted = [path for path in sorted(_names(directory)) if not _LEFT_OUT.search(path)]
     for path in wanted if wanted != [COMMAND] else ():
         # It may be gone, or replaced meanwhile.
@@ -133,7 +133,7 @@ def _check(item: tarfile.TarInfo) -> None:
     parts = item.name.split("/")
     inside = any(item.name.startswith(f"{root}/") for root in ROOTS)
     if not item.isreg() or not inside or not {"", ".", ".."}.isdisjoint(parts):
-        raise NodeError(f"{item.name!r} is no file of a cache")
+        raise NodeError(f"{item.name!r} is not a file of a cache")
 
 
 def _write(directory: str, item: tarfile.TarInfo, content: IO[bytes]) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marker in an instance's cache directory: the key of what is there. Whoever deletes the caches deletes it too."""
+"""The marker in an instance's cache directory: the key of what is there. It is deleted with the caches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converges the servers of a node: stops the old ones gracefully, starts all, waits for tokens of each."""
+"""Converge the servers of a node: stop the old ones gracefully, start all, wait for tokens from each."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ from .instance import (
     diff_of,
     observe_server,
 )
-from .readiness import ServerFailed, wait_ready
+from .readiness import StartFailure, wait_ready
 from .staged_files import discard, put_in_place, stage
 from .start_errors import NO_DEVICE, explain_refusal
 from .start_lines import START_FILE, start_text
 
-POLL_SECONDS = 0.5  # between two looks at a server that starts
+POLL_SECONDS = 0.5  # between two checks of a server that is starting
 
 CANNOT_STOP = (
-    "It was left as it is. A process that even SIGKILL does not end waits in the kernel, mostly for a GPU that hangs "
+    "It was left as it is. A process that even SIGKILL does not end is waiting in the kernel, usually for "
+    "a GPU that hangs "
     "(state D in ps, lines of amdgpu in dmesg): drain this node's other instances (playbooks/drain.yml), and reboot it."
 )
 CANNOT_REMOVE = (
@@ -61,7 +62,7 @@ CANNOT_REMOVE = (
 
 @dataclass
 class ServerTask:
-    """One server on its way."""
+    """One server that is being converged."""
 
     server: ServerSpec
     observed: ObservedServer
@@ -80,14 +81,14 @@ class ServerTask:
 
 @dataclass
 class Removal:
-    """An instance that is to go, with its container and its files."""
+    """An instance to remove, with its container and its files."""
 
     name: str
     failure: Diagnosis | None = None
 
     @property
     def container(self) -> str:
-        """The container's name."""
+        """Return the container's name."""
         return paths.container_name(self.name)
 
     def fail(self, finding: Diagnosis) -> None:
@@ -100,7 +101,7 @@ class Removal:
 class ConvergeContext:
     """How to reach the engine, what to mask, and the limit for readiness (seconds; None: their own).
 
-    program: the supervisor's files, by their paths. wait False: servers are started, and not waited for. secrets: of
+    program: the supervisor's files, by their paths. wait False: start servers, and do not wait for them. secrets: of
     their deployments, as far as the control node has them.
     """
 
@@ -115,9 +116,9 @@ class ConvergeContext:
 def converge(
     fleet: ConvergeContext, servers: Sequence[ServerSpec], remove: Sequence[str], state: str, check: bool
 ) -> dict[str, Any]:
-    """Bring all servers to the state; raises NodeError when one failed, after the others were dealt with.
+    """Bring all servers to the state. Raise NodeError if one failed, after the others are done.
 
-    What Docker refuses for one server, to stop it included, concerns this one alone.
+    If Docker refuses something for one server, even to stop it, the others are not affected.
     """
     longest = max((server.ready_timeout + server.stop_timeout for server in servers), default=600)
     with contextlib.nullcontext() if check else run_lock("vllm_server", longest):
@@ -134,7 +135,7 @@ def _converge(
     diff += [_removal_diff(removal) for removal in removals]
     versions = [supervisor_versions.lib_of(task.server.body) for task in tasks]
     gone = [*(removal.container for removal in removals), *_replaced(tasks)]
-    unused = supervisor_versions.unused(fleet.program, client, versions, gone)
+    unused = supervisor_versions.unused_versions(fleet.program, client, versions, gone)
     marks = [task.server.secrets for task in tasks]
     secret_paths = _lacking_secrets(fleet, tasks)
     actions = [
@@ -142,7 +143,7 @@ def _converge(
         *(f"write {path} (mode 0600)" for path in secret_paths),
         *_all_actions(client, tasks, removals),
         *(f"remove {paths.lib_dir(version)}" for version in unused),
-        *(f"remove {path}" for path in secret_files.unused(marks)),
+        *(f"remove {path}" for path in secret_files.unused_files(marks)),
     ]
     result: dict[str, Any] = {"actions": actions, "diff": diff, "warnings": []}
     result["changed"] = bool(result["actions"])
@@ -158,8 +159,8 @@ def _converge(
             _change(client, task)
             if task.failure:
                 discard(task.server)
-        supervisor_versions.remove(supervisor_versions.unused(fleet.program, client, versions, ()))
-        for path in secret_files.unused(marks):
+        supervisor_versions.remove(supervisor_versions.unused_versions(fleet.program, client, versions, ()))
+        for path in secret_files.unused_files(marks):
             with contextlib.suppress(OSError):  # the next run tries again
                 os.unlink(path)
         if state != "stopped" and fleet.wait:
@@ -190,7 +191,7 @@ def _task(client: DockerClient, server: ServerSpec, state: str) -> ServerTask:
 
 
 def _all_actions(client: DockerClient, tasks: Sequence[ServerTask], removals: Sequence[Removal]) -> list[str]:
-    """All texts, in the order of the work: first what can fail without harm, then stops, then changes."""
+    """Return all texts, in the order of the work: first what can fail without harm, then stops, then changes."""
     actions = [text for task in tasks for text in task.actions.prepare]
     actions += [text for removal in removals for text in _removal_stop(client, removal)]
     actions += [text for task in tasks for text in task.actions.stop]
@@ -222,7 +223,7 @@ def _removal_stop(client: DockerClient, removal: Removal) -> list[str]:
 
 
 def _own_timeout(container: Json) -> int:
-    """The stop time-out that the container was made with; vLLM needs more than Docker's 10 s."""
+    """Return the stop time-out that the container was made with; vLLM needs more than Docker's 10 s."""
     return int(container["Config"].get("StopTimeout") or 120)
 
 
@@ -232,7 +233,7 @@ def _removal_diff(removal: Removal) -> Json:
 
 
 def _stop_all(fleet: ConvergeContext, tasks: Sequence[ServerTask], removals: Sequence[Removal]) -> list[str]:
-    """Stop in parallel what has to stop; warnings about those that had to be killed."""
+    """Stop in parallel what must stop. Return warnings about those that had to be killed."""
     client = fleet.connect()
     stops: list[tuple[ServerTask | Removal, str, int]] = []
     for removal in removals:
@@ -251,7 +252,7 @@ def _stop_all(fleet: ConvergeContext, tasks: Sequence[ServerTask], removals: Seq
         try:
             return stop_gracefully(fleet.connect(), container, seconds)
         except DockerError as error:
-            # A stop that does not end in time is the container's.
+            # A stop that does not end in time is this container's failure.
             dead = isinstance(error, DockerUnavailable) and not isinstance(error, DockerTimeout)
             owner.fail(_no_docker(error) if dead else Diagnosis("cannot_stop", str(error), CANNOT_STOP))
             return ""
@@ -281,7 +282,7 @@ def _replaced(tasks: Sequence[ServerTask]) -> list[str]:
 
 
 def _write_libs(program: Mapping[str, str], tasks: Sequence[ServerTask], versions: Sequence[str]) -> None:
-    """The program around vLLM, before a container mounts it: Docker makes empty directories of missing ones."""
+    """Write the program around vLLM before a container mounts it: Docker creates empty directories for missing ones."""
     try:
         supervisor_versions.write(program, versions)
     except OSError as error:
@@ -290,10 +291,11 @@ def _write_libs(program: Mapping[str, str], tasks: Sequence[ServerTask], version
             "Check that disk, and run again."
         ) from error
     for task, version in zip(tasks, versions):
-        if task.steps.start and supervisor_versions.missing(program, version):
+        if task.steps.start and supervisor_versions.is_missing(program, version):
             require_program(program)
             next_step = (
-                "Deploy the instance as it is wanted now: playbooks/site.yml makes its container anew."
+                "Deploy the instance as the inventory now has it: playbooks/site.yml creates its container "
+                "again."
             )
             task.fail(
                 Diagnosis("supervisor_missing", f"{paths.lib_dir(version)} is not on this node", next_step)
@@ -306,12 +308,14 @@ def _lacking_secrets(fleet: ConvergeContext, tasks: Sequence[ServerTask]) -> lis
         if task.server.secrets:
             wanted.setdefault(task.server.deployment, {})[task.server.secrets] = None
     return [
-        path for name, marks in wanted.items() for path in secret_files.lacking(name, marks, fleet.secrets)
+        path
+        for name, marks in wanted.items()
+        for path in secret_files.missing_files(name, marks, fleet.secrets)
     ]
 
 
 def _write_secrets(fleet: ConvergeContext, tasks: Sequence[ServerTask], lacking: Sequence[str]) -> None:
-    """Write the variables that instances read when they start; one whose set is not to be had fails alone."""
+    """Write the variables that instances read when they start; an instance whose set is not available fails alone."""
     try:
         secret_files.write(lacking, fleet.secrets)
     except OSError as error:
@@ -323,7 +327,9 @@ def _write_secrets(fleet: ConvergeContext, tasks: Sequence[ServerTask], lacking:
         path = os.path.join(secret_files.secrets_dir(task.server.deployment), task.server.secrets)
         if task.steps.start and task.server.secrets and not os.path.isfile(path):
             what = f"{path}, with the secret variables that it was made with, is not on this node"
-            next_step = "Deploy the instance as it is wanted now: playbooks/site.yml writes its secrets."
+            next_step = (
+                "Deploy the instance as the inventory now has it: playbooks/site.yml writes its secrets."
+            )
             task.fail(Diagnosis("secrets_missing", what, next_step))
 
 
@@ -335,7 +341,7 @@ def _prepare(client: DockerClient, tasks: Sequence[ServerTask]) -> None:
         missing = _missing_device(task.server) if task.steps.start else ""
         if missing:
             task.fail(Diagnosis("no_device", f"{missing} does not exist on this node", NO_DEVICE))
-        if task.failure or not task.steps.start:  # what only stops must not depend on a disk
+        if task.failure or not task.steps.start:  # an instance that only stops must not depend on a disk
             continue
         try:
             stage(task.server, task.steps.write)
@@ -359,7 +365,7 @@ def _untouched(task: ServerTask) -> str:
 
 
 def _missing_device(server: ServerSpec) -> str:
-    """The first device file that the container wants and the node has not; "" when all are there."""
+    """Return the first device file that the container needs and the node does not have; "" if all are there."""
     devices = (server.body.get("HostConfig") or {}).get("Devices") or []
     paths = (str(device["PathOnHost"]) for device in devices)
     return next((path for path in paths if not os.path.exists(path)), "")
@@ -388,7 +394,7 @@ def _change(client: DockerClient, task: ServerTask) -> None:
     except DockerError as error:
         kind, next_step = explain_refusal(str(error), server)
         task.fail(Diagnosis(kind, str(error), f"{next_step} {_go_on(steps)}"))
-    except ServerFailed as error:
+    except StartFailure as error:
         task.fail(error.finding)
     except OSError as error:
         task.fail(_not_written(server, error, _go_on(steps)))
@@ -409,7 +415,7 @@ def _before_start(server: ServerSpec) -> None:
     listens = server.endpoint.port and not server.headless
     holder = port_holder(server.endpoint.host, server.endpoint.port) if listens else None
     if holder:
-        raise ServerFailed(
+        raise StartFailure(
             "port_in_use",
             f"port {server.endpoint.port} is taken by {holder}",
             "Stop that process, or give the deployment another port; then run again.",
@@ -440,9 +446,9 @@ def _wait_all(fleet: ConvergeContext, tasks: Sequence[ServerTask]) -> None:
             task.outcome = {"tokens": ready.tokens, "ready_seconds": ready.seconds}
             _note_ready(client, fleet, task)
         except ControllerGone as error:
-            gone.append(error)  # what was started goes on starting, and the next run waits for it
+            gone.append(error)  # what was started continues to start, and the next run waits for it
             return
-        except ServerFailed as error:
+        except StartFailure as error:
             task.fail(error.finding)
         except NodeError as error:
             task.fail(_no_docker(error))
@@ -456,7 +462,7 @@ def _wait_all(fleet: ConvergeContext, tasks: Sequence[ServerTask]) -> None:
 
 
 def _note_ready(client: DockerClient, fleet: ConvergeContext, task: ServerTask) -> None:
-    """Leave a note for node_state, so that a run after a killed one knows whether tokens were seen."""
+    """Record it for node_state, so that a run after a killed one knows whether tokens were seen."""
     container = client.container(task.server.container)
     if container is None:
         return
@@ -476,7 +482,7 @@ def _note_ready(client: DockerClient, fleet: ConvergeContext, task: ServerTask) 
 def _note_attention(client: DockerClient, fleet: ConvergeContext, task: ServerTask, container: str) -> None:
     """Note which attention backend the log of the start proves, for the result and for instance_status.
 
-    What was found once holds: a log does not keep its beginning for ever.
+    A proof stays valid once found: a log does not keep its beginning for ever.
     """
     server, expected = task.server, task.server.attention
     if expected is None:
@@ -508,7 +514,7 @@ def _note_memory(client: DockerClient, server: ServerSpec, container: Json) -> N
 def _give_up(client: DockerClient, fleet: ConvergeContext, task: ServerTask) -> None:
     """Keep the log of a server that failed, and stop it gracefully; its container stays, for a new try.
 
-    One that this run did not start, and that still runs, is only reported: it may serve others than us.
+    One that this run did not start, and that still runs, is only reported: it may be serving clients.
     """
     server = task.server
     with contextlib.suppress(NodeError, OSError):
@@ -545,7 +551,7 @@ def _outcome(task: ServerTask, state: str, check: bool, waited: bool) -> Json:
 
 
 def _message(failed: Sequence[ServerTask], remaining: Sequence[Removal], total: int, state: str) -> str:
-    """All failures in one text; instances that failed for the same reason together."""
+    """Return all failures in one text; instances that failed for the same reason together."""
     reasons: dict[Diagnosis, list[str]] = {}
     logs: dict[Diagnosis, list[str]] = {}
     for task in failed:

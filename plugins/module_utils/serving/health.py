@@ -54,7 +54,7 @@ def generate(endpoint: ServerAddress, timeout: float) -> ProbeAnswer:
         tokens = int(json.loads(answer.text)["usage"]["completion_tokens"])
     except (ValueError, KeyError, TypeError):
         return ProbeAnswer(0, 200, f"no usage.completion_tokens in the answer: {answer.text[:200]}")
-    return ProbeAnswer(tokens, 200, "" if tokens else "the answer holds no generated token")
+    return ProbeAnswer(tokens, 200, "" if tokens else "the answer contains no generated token")
 
 
 def ask(endpoint: ServerAddress, method: str, path: str, body: Any, timeout: float) -> ProbeAnswer:
@@ -107,4 +107,4 @@ def _command(pid: str) -> str:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
             return re.sub(r"\s+", " ", stream.read()).strip()
     except OSError:
-        return "ended meanwhile"
+        return "ended in the meantime"

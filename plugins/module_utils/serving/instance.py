@@ -19,7 +19,7 @@ from ..docker.lifecycle import own_policy, policy_action, present_policy
 from ..engines.names import NAME
 from ..engines.restart_policy import NEVER
 from ..observe import supervisor
-from .attention import ATTENTION_FILE, Expected, parse_expected
+from .attention import ATTENTION_FILE, ExpectedBackend, parse_expected
 from .health import ServerAddress
 from .start_lines import START_FILE
 
@@ -41,7 +41,7 @@ class TextFile:
 class ServerSpec:
     """SERVER of the plan. Only name and stop_timeout are set for a server that is merely stopped.
 
-    headless: it works for a server on another host, and has no port. attention: the backend that its log is to
+    headless: it works for a server on another host, and has no port. attention: the backend that its log should
     prove; None: nothing is expected. secrets: the fingerprint of its secret variables, "" for none. memory:
     recorded with what it measures.
     """
@@ -57,18 +57,18 @@ class ServerSpec:
     headless: bool
     ready_timeout: int
     stop_timeout: int
-    attention: Expected | None = None
+    attention: ExpectedBackend | None = None
     secrets: str = ""
     memory: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def container(self) -> str:
-        """The container's name."""
+        """Return the container's name."""
         return paths.container_name(self.name)
 
     @property
     def next_container(self) -> str:
-        """The name of its successor, from its creation until the old one is gone."""
+        """Return the name of its successor, from its creation until the old one is gone."""
         return self.container + ".next"
 
 
@@ -76,8 +76,8 @@ class ServerSpec:
 class ObservedServer:
     """What is there: the container's Docker state ("" for none), what it was made from, and its restarts.
 
-    `successor`: a container of a replacement that was cut off lies about. policy: its restart policy; own_policy: the
-    one that it has while it is to run, "" if that is left to Docker.
+    `successor`: whether a container of an interrupted replacement is left. policy: its restart policy; own_policy: the
+    one that it has while it should run, "" if that is left to Docker.
     """
 
     successor: bool
@@ -87,13 +87,13 @@ class ObservedServer:
     restarts: int
     contents: Mapping[str, str]
     modes: Mapping[str, int]
-    gave_up: bool = False  # its supervisor runs, and tries no more
+    gave_up: bool = False  # its supervisor runs, and no longer tries
     policy: str = NEVER
     own_policy: str = ""
 
     @property
     def alive(self) -> bool:
-        """Whether it has, or may soon have, processes."""
+        """Return whether it has, or may soon have, processes."""
         return self.status in ALIVE
 
 
@@ -101,8 +101,8 @@ class ObservedServer:
 class ServerSteps:
     """What to do with one server. `replace`: make the successor, and remove the old one once it has stopped.
 
-    `tidy`: first remove a successor that an earlier run left. `keep_down`: before the stop, let Docker not start it
-    again. `policy`: the restart policy to give back, "" for none.
+    `tidy`: first remove a successor that an earlier run left. `keep_down`: before the stop, keep Docker from starting
+    it again. `policy`: the restart policy to give back, "" for none.
     """
 
     tidy: bool = False
@@ -119,7 +119,7 @@ class ServerSteps:
 
 
 def parse_server(data: Mapping[str, Any], state: str) -> ServerSpec:
-    """A server from the module's parameters; the wanted state says what must be there. Raises NodeError."""
+    """Return a server from the module's parameters; the wanted state says what must be there. Raise NodeError."""
     name = data.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise NodeError(
@@ -132,7 +132,7 @@ def parse_server(data: Mapping[str, Any], state: str) -> ServerSpec:
     }[state]
     for key in needed:
         if not data.get(key):
-            raise NodeError(f"servers[{name}]: {key} is missing, and state {state} needs it.")
+            raise NodeError(f"servers[{name}]: {key} is missing, but state {state} needs it.")
     directory = str(data.get("directory") or paths.instance_dir(name))
     if not directory.startswith("/") or os.path.basename(directory) != name:
         raise NodeError(
@@ -181,7 +181,7 @@ def _number(data: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def _mark(server: str, value: Any) -> str:
-    """The value as a fingerprint, which is the name of a file."""
+    """Return the value as a fingerprint, which is the name of a file."""
     if value and not re.fullmatch(r"[0-9a-f]{8,64}", str(value)):
         raise NodeError(f"servers[{server}]: secrets is {value!r}, not a fingerprint.")
     return str(value or "")
@@ -202,7 +202,7 @@ def _text_file(server: str, name: str, item: Any) -> TextFile:
 
 
 def observe_server(client: DockerClient, server: ServerSpec) -> ObservedServer:
-    """What is there of a server."""
+    """Return what is there of a server."""
     contents: dict[str, str] = {}
     modes: dict[str, int] = {}
     for name in [*server.files, SPEC_FILE]:
@@ -231,17 +231,17 @@ def observe_server(client: DockerClient, server: ServerSpec) -> ObservedServer:
 
 
 def cache_of(server: ServerSpec) -> str:
-    """The instance's writable directory on the node."""
+    """Return the instance's writable directory on the node."""
     return server.cache_directory or paths.cache_dir(server.name)
 
 
 def wanted_files(server: ServerSpec) -> dict[str, TextFile]:
-    """The artefact, and the file with its hash; that one is written last, so it vouches for the others."""
+    """Return the artefact, and the file with its hash; that one is written last, so it vouches for the others."""
     return {**server.files, SPEC_FILE: TextFile(server.spec_hash + "\n", 0o600)}
 
 
 def decide(server: ServerSpec, observed: ObservedServer, state: str) -> ServerSteps:
-    """The steps from what is there to the wanted state."""
+    """Return the steps from what is there to the wanted state."""
     steps = replace(_decide(server, observed, state), tidy=observed.successor)
     if not observed.own_policy:
         return steps
@@ -285,7 +285,7 @@ class ServerActions:
 
 
 def actions_of(server: ServerSpec, steps: ServerSteps) -> ServerActions:
-    """The steps as the result lists them: requests to Docker, and files."""
+    """Return the steps as the result lists them: requests to Docker, and files."""
     name, successor = server.container, server.next_container
     files = wanted_files(server)
     change = [f"POST /containers/create?name={name}"] if steps.create else []
@@ -308,7 +308,7 @@ def actions_of(server: ServerSpec, steps: ServerSteps) -> ServerActions:
 
 
 def diff_of(server: ServerSpec, observed: ObservedServer, steps: ServerSteps, state: str) -> list[Json]:
-    """Before and after, for people: the container's state and the files, secrets masked."""
+    """Return before and after, for people: the container's state and the files, secrets masked."""
     if steps == ServerSteps():
         return []
     spec = observed.spec if state != "present" else server.spec_hash

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first start of an instance compiled, for the starts of its equals: packed here, restored elsewhere.
+"""What the first start of an instance compiled, for starts of equal instances: packed here, restored elsewhere.
 
 Everything is best effort: what cannot be restored is compiled again, and the result says why.
 """
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..common import paths
-from ..common.disk_space import free_bytes, sized
+from ..common.disk_space import free_bytes, human_size
 from ..common.files import make_private
 from ..common.module_main import NodeError
 from ..content.transfer_names import caches_name
@@ -93,7 +93,7 @@ def pack_caches(
     store = store or Store()
     result: dict[str, Any] = {"changed": False, "actions": [], "bundles": {}, "warnings": []}
     for instance in {item.key: item for item in reversed(instances)}.values():
-        if check:  # nobody knows yet what there will be
+        if check:  # it is not known yet what there will be
             continue
         try:
             found = _pack(instance, limit, export, store)
@@ -105,7 +105,7 @@ def pack_caches(
         result["bundles"][instance.key] = found
         if found["files"]:
             result["actions"].append(
-                f"pack {instance.directory} ({found['files']} files, {sized(found['bytes'])})"
+                f"pack {instance.directory} ({found['files']} files, {human_size(found['bytes'])})"
             )
             result["changed"] = True
     return result
@@ -138,9 +138,9 @@ def restore_caches(
     check: bool,
     store: Store | None = None,
 ) -> dict[str, Any]:
-    """Restore bundles into the caches of instances that lack them. files: bundles that were sent here, by SHA-256.
+    """Restore bundles into caches of instances that do not have them. files: bundles that were sent here, by SHA-256.
 
-    `missing` of the result: what has to be sent here first. Names that are there already stay as they are.
+    `missing` of the result: what must be sent here first. Names that are there already stay as they are.
     """
     store = store or Store()
     result: dict[str, Any] = {
@@ -180,7 +180,7 @@ def restore_caches(
 
 
 def _fetched(key: str, bundle: CacheBundle, files: Mapping[str, str], check: bool, store: Store) -> bool:
-    """Whether the bundle is in the store, with the right content; take what was sent here, which check mode assumes."""
+    """Return whether the store has the bundle, with the right content. Take what was sent, which check mode assumes."""
     if check:
         return True
     if store.has(bundle.sha256, bundle.bytes):
@@ -193,7 +193,7 @@ def _fetched(key: str, bundle: CacheBundle, files: Mapping[str, str], check: boo
     try:
         store.add(files[bundle.sha256], bundle.sha256, bundle.bytes)
     except WrongContent as error:
-        raise NodeError(f"what arrived here is not what was recorded: {error}") from error
+        raise NodeError(f"what arrived here differs from what was recorded: {error}") from error
     check_archive(store.path(bundle.sha256))
     _record(store, key, bundle.sha256, bundle.bytes)
     return True
@@ -201,7 +201,7 @@ def _fetched(key: str, bundle: CacheBundle, files: Mapping[str, str], check: boo
 
 def _restore(instance: CachedInstance, bundle: CacheBundle, store: Store) -> int:
     if free_bytes(instance.directory) < bundle.content + _HEADROOM:
-        raise NodeError(f"{instance.directory} has no room for {sized(bundle.content)}")
+        raise NodeError(f"{instance.directory} has no space for {human_size(bundle.content)}")
     make_private(os.path.dirname(instance.directory))
     os.makedirs(instance.directory, mode=0o755, exist_ok=True)
     count = unpack(store.path(bundle.sha256), instance.directory)

@@ -15,13 +15,15 @@ from ..observe import supervisor
 from .health import ProbeAnswer, generate, healthy
 from .instance import ServerSpec, cache_of
 
-_STEADY_SECONDS = 5.0  # a headless server must run this long; wrong flags and missing GPUs end it earlier
+_STEADY_SECONDS = (
+    5.0  # a headless server must run this long; with wrong flags or missing GPUs it ends earlier
+)
 _REFUSALS = 3  # consecutive rejections after which a server is given up
 _BROKEN_SECONDS = 60.0  # how long an engine may be healthy but unable to generate
 _FIRST_TOKENS_SECONDS = 900.0  # for one request: the first one may compile kernels
 
 
-class ServerFailed(Exception):
+class StartFailure(Exception):
     """A server did not start; its log line, or what was observed instead."""
 
     def __init__(self, kind: str, line: str, next_step: str) -> None:
@@ -79,7 +81,7 @@ def _wait_steady(client: DockerClient, server: ServerSpec, restarts: int, poll: 
     _check_running(client, server, restarts, False)
     finding = classify(SIGNATURES, container_log(client, server.container))
     if finding.kind not in UNSPECIFIC:
-        raise ServerFailed(finding.kind, finding.line, finding.next_step)
+        raise StartFailure(finding.kind, finding.line, finding.next_step)
     return Readiness(0, round(time.monotonic() - begun, 1))
 
 
@@ -90,7 +92,7 @@ def _check_running(client: DockerClient, server: ServerSpec, restarts: int, aske
     """
     container = client.container(server.container)
     if container is None:
-        raise ServerFailed(
+        raise StartFailure(
             "removed", f"container {server.container} was removed while it started", "Run again."
         )
     state = container["State"]
@@ -111,7 +113,7 @@ def _check_running(client: DockerClient, server: ServerSpec, restarts: int, aske
     if asked:
         kind = "died_at_first_request" if kind in UNSPECIFIC else kind
         next_step = f"It reported healthy, but exited when tokens were requested. {next_step}"
-    raise ServerFailed(kind, finding.line, next_step)
+    raise StartFailure(kind, finding.line, next_step)
 
 
 def _waits_for_peer(said: supervisor.SupervisorState) -> bool:
@@ -119,14 +121,14 @@ def _waits_for_peer(said: supervisor.SupervisorState) -> bool:
     return not said.gave_up and said.first is None and bool(said.peer and said.peer.kind == "peer_lost")
 
 
-def _no_tokens(client: DockerClient, server: ServerSpec, answer: ProbeAnswer) -> ServerFailed:
+def _no_tokens(client: DockerClient, server: ServerSpec, answer: ProbeAnswer) -> StartFailure:
     said = answer.text[:400]
     if answer.status in (401, 403):
-        return ServerFailed(
-            "api_key", said, "The server wants another API key than VLLM_API_KEY in its environment."
+        return StartFailure(
+            "api_key", said, "The server requires another API key than VLLM_API_KEY in its environment."
         )
     if answer.refused:
-        return ServerFailed(
+        return StartFailure(
             "request_refused",
             f"HTTP {answer.status}: {said}",
             f"It does not serve {server.endpoint.model!r} for completions, or another server answers at its "
@@ -134,9 +136,9 @@ def _no_tokens(client: DockerClient, server: ServerSpec, answer: ProbeAnswer) ->
         )
     finding = classify(SIGNATURES, container_log(client, server.container))
     if finding.kind not in UNSPECIFIC:
-        return ServerFailed(finding.kind, finding.line, finding.next_step)
+        return StartFailure(finding.kind, finding.line, finding.next_step)
     line = finding.line if finding.kind == "python_exception" else said
-    return ServerFailed(
+    return StartFailure(
         "no_tokens",
         line,
         f"The server reports healthy, but generates nothing (last answer: HTTP {answer.status} "
@@ -144,19 +146,19 @@ def _no_tokens(client: DockerClient, server: ServerSpec, answer: ProbeAnswer) ->
     )
 
 
-def _not_ready(client: DockerClient, server: ServerSpec, seconds: int, last: ProbeAnswer) -> ServerFailed:
+def _not_ready(client: DockerClient, server: ServerSpec, seconds: int, last: ProbeAnswer) -> StartFailure:
     said = supervisor.read_state(cache_of(server))
     if said and said.state == "waiting":
-        return ServerFailed(
+        return StartFailure(
             "waiting",
             f"no token after {seconds} s; vLLM was not started: {said.why}",
-            "It starts by itself as soon as that is over, unless it is stopped: run again then.",
+            "It starts by itself as soon as that is over, unless it is stopped. Then run again.",
         )
     finding = classify(SIGNATURES, container_log(client, server.container))
     if finding.kind not in UNSPECIFIC:
-        return ServerFailed(finding.kind, finding.line, finding.next_step)
+        return StartFailure(finding.kind, finding.line, finding.next_step)
     doing = f"it says: {finding.line}" if finding.line else last.text
-    return ServerFailed(
+    return StartFailure(
         "not_ready",
         f"no token after {seconds} s; {doing}",
         "If it was still loading or compiling, raise runtime.ready_timeout; if it hangs, NCCL_DEBUG=INFO "

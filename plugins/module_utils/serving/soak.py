@@ -44,7 +44,7 @@ def _seen(client: DockerClient, name: str) -> Json:
     container = client.container(paths.container_name(name))
     if container is None:
         return {"status": "absent"}
-    supervisor = supervised(name)
+    supervisor = supervisor_record(name)
     failures = supervisor.get("failures") or []
     return {
         "status": str(container["State"]["Status"]),
@@ -55,7 +55,7 @@ def _seen(client: DockerClient, name: str) -> Json:
     }
 
 
-def supervised(name: str) -> Json:
+def supervisor_record(name: str) -> Json:
     """Return the record of the instance's supervisor; {} if there is none."""
     return supervisor_file(paths.cache_dir(name)) or {}
 
@@ -63,12 +63,12 @@ def supervised(name: str) -> Json:
 def _wrong(name: str, first: Json, now: Json) -> tuple[str, str] | None:
     """Return the kind of what is wrong with an instance, and a text; None if nothing is."""
     if now["status"] in NOT_BY_ITSELF:
-        return "removed", f"{name} does not run any more: its container is {now['status']}"
+        return "removed", f"{name} no longer runs: its container is {now['status']}"
     new = now["failures"] != first.get("failures")
     kind = str(_last(now).get("kind") or ENDED) if new else ENDED
     if now["status"] != "running":
         code = f" with code {now['code']}" if now["status"] == "exited" else ""
-        return kind, f"{name} does not run any more: its container is {now['status']}{code}{_why(now)}"
+        return kind, f"{name} no longer runs: its container is {now['status']}{code}{_why(now)}"
     if now["started"] != first.get("started"):
         return kind, f"{name} was restarted while it was watched{_why(now)}"
     if new or now["supervisor"] == "gave_up":

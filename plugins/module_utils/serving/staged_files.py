@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of an instance: written beside the old ones while it still serves, renamed once it has stopped.
+"""The files of an instance: written next to the old ones while it still serves, renamed once it has stopped.
 
-So a full disk is noticed while nothing is down, and the renaming needs no room.
+So a full disk is noticed while nothing is down, and the renaming needs no space.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SUFFIX = ".next"
 
 
 def stage(server: ServerSpec, names: Iterable[str]) -> None:
-    """Write the named files of the artefact beside the present ones. Raise OSError, and leave none, if one fails."""
+    """Write the named files of the artefact next to the present ones. Raise OSError, and leave none, if one fails."""
     if server.cache_directory:
         os.makedirs(server.cache_directory, mode=0o755, exist_ok=True)
         if server.cache_directory == paths.cache_dir(server.name):
@@ -38,7 +38,7 @@ def stage(server: ServerSpec, names: Iterable[str]) -> None:
 
 
 def put_in_place(server: ServerSpec, names: Iterable[str]) -> None:
-    """Give the staged files their names, in the order in which they are named."""
+    """Give the staged files their names, in the order of `names`."""
     for name in names:
         os.replace(_path(server, name) + SUFFIX, _path(server, name))
     if os.path.isdir(server.directory):
@@ -50,7 +50,7 @@ def _path(server: ServerSpec, name: str) -> str:
 
 
 def discard(server: ServerSpec) -> None:
-    """Remove what was staged and is not wanted any more."""
+    """Remove what was staged and is no longer needed."""
     with contextlib.suppress(OSError):
         for name in os.listdir(server.directory):
             if name.endswith(SUFFIX):

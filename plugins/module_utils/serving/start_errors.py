@@ -33,7 +33,11 @@ def explain_refusal(message: str, server: ServerSpec) -> tuple[str, str]:
             "Docker may not raise a limit as runtime.ulimits requests. Lower it there, or "
             "raise Docker's own (LimitMEMLOCK=infinity in its systemd unit).",
         ),
-        ("no space left on device", "disk_full", "Docker's disk is full: remove what nothing uses."),
+        (
+            "no space left on device",
+            "disk_full",
+            "Docker's disk is full: remove what nothing uses (playbooks/prune.yml).",
+        ),
         (
             "OCI runtime",
             "container_refused",

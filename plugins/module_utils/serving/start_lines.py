@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM measured at its start; later plans use it."""
+"""What vLLM measured at startup; later plans use it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TEXTS = (
 
 
 def start_text(container: str, memory: Mapping[str, Any], log: str) -> str:
-    """The file's text; "" for none. memory: SERVER's."""
+    """Return the file's text; "" for none. memory: SERVER's."""
     lines: dict[str, None] = {}
     for line in log.splitlines():
         places = [line.find(text) for text in _TEXTS if text in line]

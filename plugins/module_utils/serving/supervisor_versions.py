@@ -46,7 +46,7 @@ def lib_of(body: Mapping[str, Any]) -> str:
 
 
 def write_actions(program: Program, versions: Iterable[str]) -> list[str]:
-    """Return the actions that write() takes, for versions that containers will mount."""
+    """Return the actions of write(), for versions that containers will mount."""
     return [
         *(
             f"write {paths.lib_dir(version)} ({len(program)} files)"
@@ -56,7 +56,7 @@ def write_actions(program: Program, versions: Iterable[str]) -> list[str]:
     ]
 
 
-def missing(program: Program, version: str) -> bool:
+def is_missing(program: Program, version: str) -> bool:
     """Return whether a version is neither on the node nor the one that can be written."""
     return version not in ("", version_of(program)) and not os.path.isdir(paths.lib_dir(version))
 
@@ -80,7 +80,9 @@ def _put(path: str, text: str) -> None:
     write_atomic(path, text, 0o644)
 
 
-def unused(program: Program, client: DockerClient, versions: Iterable[str], gone: Iterable[str]) -> list[str]:
+def unused_versions(
+    program: Program, client: DockerClient, versions: Iterable[str], gone: Iterable[str]
+) -> list[str]:
     """Return the versions on the node that no container except those in `gone`, and no generation, starts with.
 
     `versions`: those of the desired containers.
@@ -120,6 +122,6 @@ def _lacking(program: Program, versions: Iterable[str]) -> list[str]:
 
 def _outdated(program: Program, versions: Iterable[str]) -> list[str]:
     """Return the outdated signature files of versions that are, or will be, on the node."""
-    there = {version for version in versions if version and not missing(program, version)}
+    there = {version for version in versions if version and not is_missing(program, version)}
     files = [os.path.join(paths.lib_dir(version), SIGNATURES_FILE) for version in sorted(there)]
     return [path for path in files if read_text(path) != to_text(SIGNATURES)]

@@ -72,7 +72,7 @@ def _parts(descriptor: int) -> Iterator[memoryview]:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[int]:
+def open_blob(path: str) -> Iterator[int]:
     """Open a file to read it. Raise NodeError for a link, a pipe and the like."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -125,7 +125,7 @@ def _copy(file: int, directory: int, name: str) -> None:
 
 def link_or_copy(source: str, target: str) -> None:
     """Give a file a second name; copy it where that is on another file system. `target` appears complete."""
-    with opened(source) as file:
+    with open_blob(source) as file:
         directory = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             give_name(file, directory, os.path.basename(target))

@@ -3,10 +3,10 @@
 
     blobs/sha256/<hex>     content, readable for all but files of the control node; the cache of weights has hard links
     manifests/<id>.json    the manifests of which every blob is there
-    incoming/<id>/<hex>    what is being received; nothing here counts as there
-    incoming/<id>/manifest.json    of what it is a part
+    incoming/<id>/<hex>    what is being received; nothing here counts as present
+    incoming/<id>/manifest.json    the whole that it is part of
 
-A blob gets its name last, and a manifest after its blobs; they go in the opposite order.
+A blob gets its name last, and a manifest after its blobs; they are removed in the opposite order.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..common import paths
 from ..common.disk_space import existing_parent
 from ..common.files import read_text, sync_directory, write_atomic
 from ..common.module_main import NodeError
-from .blob_files import give_name, hash_file, hash_files, opened
+from .blob_files import give_name, hash_file, hash_files, open_blob
 from .manifest import HEX, Manifest, parse_manifest
 
 MANIFEST = "manifest.json"  # of what is being received
 
 
 class WrongContent(NodeError):
-    """Content has another hash than its name says; nothing of it is in the store."""
+    """Content does not match the hash in its name; nothing of it is in the store."""
 
 
 class Store:
@@ -88,7 +88,7 @@ class Store:
         return {sha256: size for sha256, size in manifest.blobs.items() if not self.has(sha256, size)}
 
     def manifests(self) -> list[Manifest]:
-        """Return the complete manifests; one whose content is not that of its id does not count as there."""
+        """Return the complete manifests; one whose content does not match its id does not count as present."""
         names = sorted(_listing(os.path.join(self.root, "manifests")))
         found = [_read_manifest(os.path.join(self.root, "manifests", name)) for name in names]
         return [item for item, name in zip(found, names) if item and f"{item.id}.json" == name]
@@ -113,12 +113,12 @@ class Store:
     # ---- adding ------------------------------------------------------------------------------------------
 
     def add(self, source: str, sha256: str, size: int, move: bool = False, hashed: bool = False) -> None:
-        """Take a file: as a hard link, or as a copy from another file system; with `move` the source is gone after.
+        """Take a file: as a hard link, or as a copy from another file system; with `move` the source is removed.
 
         It is hashed first, unless the caller has just done so. Raise WrongContent if it is not what its hash says.
         """
         if not self.has(sha256, size):
-            with opened(source) as file:
+            with open_blob(source) as file:
                 self.add_open(file, source, sha256, size, hashed)
         if move:
             with contextlib.suppress(FileNotFoundError):
@@ -175,7 +175,7 @@ class Store:
         if missing:
             raise NodeError(
                 f"{manifest.name} is incomplete in {self.root}: {len(missing)} of {len(manifest.blobs)} blobs are "
-                f"missing, sha256:{next(iter(sorted(missing)))} first. Run again to fetch them."
+                f"missing, such as sha256:{next(iter(sorted(missing)))}. Run again to fetch them."
             )
         self._prepare()
         write_atomic(self.manifest_path(manifest.id), manifest.text + "\n", 0o644)

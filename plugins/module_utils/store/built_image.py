@@ -15,7 +15,7 @@ from .local_registry import serve_image
 from .manifest import Manifest
 
 CONFIG, MANIFEST = "config", "manifest"
-"""Paths in a manifest of the store, beside the layers."""
+"""Paths in a manifest of the store, in addition to the layers."""
 
 REPOSITORY = "instinct-fleet/built"
 
@@ -53,8 +53,8 @@ class ReceivedImage:
         manifest = stored_build(self._store, self._tag, self._id)
         if manifest is None:
             raise NodeError(
-                f"{self._tag} is built on another node, and did not arrive here: {self._store.root} lacks it. What "
-                "failed there, or on the way, is said further up. Run again: what was built and received is kept."
+                f"{self._tag} is built on another node, and did not arrive here: it is not in {self._store.root}. What "
+                "failed there, or on the way, is reported above. Run again: what was built and received is kept."
             )
         image_id = f"sha256:{hash_of(manifest, CONFIG)}"
         digest = f"sha256:{hash_of(manifest, MANIFEST)}"
@@ -87,7 +87,8 @@ class ReceivedImage:
         what = f"The engine did not take {self._tag} from {self._store.root} over the loopback interface"
         if wrong:
             return (
-                f"{what}: sha256:{', sha256:'.join(wrong)} had other content there than was received. It is removed: "
+                f"{what}: sha256:{', sha256:'.join(wrong)} no longer had the content that was received. It "
+                "was removed: "
                 "run again to receive it again, and check this node's disk and memory (dmesg)."
             )
         return f"{what}. (Docker says: {message}) Run again."

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring an image from the content store to this node's engine.
+"""Load an image from the content store into this node's engine.
 
 An engine lists an image under the name by which it was pulled, and starts containers by that name only. So its layers
-come from the loopback interface, under a name of no use, and a pull by the right name then finds them all there: of
-the registry it gets the manifest alone. In a network without registries, the store is the registry by whose name it
-pulls.
+come from the loopback interface, under a temporary name, and a pull by the right name then finds them all there: it
+gets only the manifest from the registry. In a network without registries, the store itself is the registry that it
+pulls from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from ..common.disk_space import sized
+from ..common.disk_space import human_size
 from ..common.module_main import NodeError
 from ..content.image_ref import STORE_REGISTRY
 from ..content.transfer_names import image_name
@@ -34,15 +34,13 @@ class StoredImage:
     @property
     def action(self) -> str:
         """Return what is done before the pull by name."""
-        return (
-            f"load the layers of {self._want.pulled} from {self._store.root} ({sized(self._manifest.bytes)})"
-        )
+        return f"load the layers of {self._want.pulled} from {self._store.root} ({human_size(self._manifest.bytes)})"
 
     @contextlib.contextmanager
     def loaded(self, client: DockerClient) -> Iterator[list[str]]:
         """Have the layers in the engine during the block, in which the image gets its name; yield warnings.
 
-        A failure is one of these: the pull by name then brings the layers. Blobs that are wrong are removed.
+        A failure is such a warning: the pull by name then loads the layers. Blobs that are wrong are removed.
         """
         if self._want.pull.registry == STORE_REGISTRY:
             with self._served():
@@ -77,8 +75,10 @@ class StoredImage:
                 if not wrong:
                     raise
                 raise NodeError(
-                    f"{len(wrong)} of {len(self._manifest.blobs)} blobs of {self._want.pulled} have other content in "
-                    f"{self._store.root} than was loaded: sha256:{', sha256:'.join(wrong)}. They are removed. Load the "
+                    f"{len(wrong)} of {len(self._manifest.blobs)} blobs of {self._want.pulled} no longer "
+                    "have the content in "
+                    f"{self._store.root} that was loaded: sha256:{', sha256:'.join(wrong)}. They were "
+                    "removed. Load the "
                     "bundle again (bundle_load.yml). Check this node's disk and memory (dmesg)."
                 ) from error
 
@@ -92,8 +92,9 @@ class StoredImage:
         registry = self._want.pull.registry
         if wrong:
             return (
-                f"{len(wrong)} of {len(self._manifest.blobs)} blobs of {self._want.pulled} had other content in "
-                f"{self._store.root} than was received: sha256:{', sha256:'.join(wrong)}. They are removed there, and "
+                f"{len(wrong)} of {len(self._manifest.blobs)} blobs of {self._want.pulled} no longer had "
+                "the content in "
+                f"{self._store.root} that was received: sha256:{', sha256:'.join(wrong)}. They were removed there, and "
                 f"the image was pulled from {registry}. Check this node's disk and memory (dmesg)."
             )
         return (

@@ -17,7 +17,7 @@ from ..docker import image_api, registry_answers
 from ..docker.client import DockerClient, DockerError, DockerUnavailable, Json
 from .registry_client import RegistryClient, RegistryError
 
-_NOT_SHOWN = (401, 403, 404)  # some registries do not tell strangers that there is nothing
+_NOT_SHOWN = (401, 403, 404)  # some registries do not reveal to strangers that there is nothing
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def converge_push(
             "Then run again.",
             changed=True,
         )
-    for name in names:  # of what the registry has no longer
+    for name in names:  # of what the registry no longer has
         if name != digest:
             client.json("DELETE", f"/images/{quote(f'{want.repository}@{name}', safe='/:@')}")
     return _result(want, found, False)
@@ -104,8 +104,9 @@ def _checked(want: ImagePush, image: Json | None) -> str:
         raise NodeError(f"The engine has no image {want.local} to push. Run again to build it.")
     if want.image_id not in ("", image["Id"]):
         raise NodeError(
-            f"{want.local} is {str(image['Id'])[:19]} here, and {want.image_id[:19]} is to be pushed. Run again, which "
-            "plans anew."
+            f"{want.local} is {str(image['Id'])[:19]} here, and {want.image_id[:19]} should be pushed. Run "
+            "again, which "
+            "plans again."
         )
     return str(image["Id"])
 
@@ -152,7 +153,7 @@ def _push(client: DockerClient, want: ImagePush) -> str:
     except DockerUnavailable as error:
         raise NodeError(
             f"The push of {want.local} to {want.repository} was interrupted: {error} The image is kept, and complete "
-            "layers are in the registry: run again to go on."
+            "layers are in the registry: run again to continue."
         ) from error
     except DockerError as error:
         raise NodeError(explain_push(str(error), want)) from error
@@ -177,16 +178,17 @@ def explain_push(message: str, want: ImagePush) -> str:
         ),
         (
             r"no space left on device|insufficient storage|quota|\b507\b",
-            f"registry {registry} has no room for it. Remove images there, or raise its quota.",
+            f"registry {registry} has no space for it. Remove images there, or raise its quota.",
         ),
         (
             r"too large|\b413\b",
-            f"registry {registry}, or a proxy before it, refuses layers of this size. Raise its limit of a request's "
+            f"registry {registry}, or a proxy before it, refuses layers of this size. Raise its limit on a request's "
             "body (client_max_body_size of nginx).",
         ),
         (
             r"read.?only|unsupported|method not allowed|\b405\b",
-            f"registry {registry} takes no pushes: it is read-only, or a mirror. Name another one in build.push_to.",
+            f"registry {registry} does not accept pushes: it is read-only, or a mirror. Name another one "
+            "in build.push_to.",
         ),
         (
             r"immutable|already exists|\b409\b",
@@ -201,7 +203,8 @@ def explain_push(message: str, want: ImagePush) -> str:
         ),
         (
             r"name unknown|repository .* not found|not found|\b404\b",
-            f"registry {registry} has no such repository, and makes none. Create it there, or correct build.push_to.",
+            f"registry {registry} has no such repository, and does not create it. Create it there, or "
+            "correct build.push_to.",
         ),
         (
             registry_answers.UNREACHABLE,

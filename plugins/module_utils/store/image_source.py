@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.disk_space import free_bytes, sized
+from ..common.disk_space import free_bytes, human_size
 from ..common.module_main import NodeError
 from ..content.transfer_names import image_name
 from .blobs import Store
@@ -51,14 +51,15 @@ def list_image(store: Store, client: RegistryClient) -> Manifest:
 
 
 def fetch_blobs(store: Store, client: RegistryClient, manifest: Manifest) -> int:
-    """Fetch the blobs that the store lacks, going on with what an earlier run began; return the bytes that came."""
+    """Fetch the blobs that are not in the store, continuing what an earlier run began; return the bytes received."""
     missing = store.missing(manifest)
     directory = store.incoming(manifest)
     have = sum(_begun(directory, sha256) for sha256 in missing)
     need, free = sum(missing.values()) - have + DISK_MARGIN, free_bytes(store.root)
     if missing and free < need:
         raise NodeError(
-            f"Not enough disk for {_shown(client)}: {store.root} has {sized(free)} free, and {sized(need)} are needed. "
+            f"Not enough disk for {_shown(client)}: {store.root} has {human_size(free)} free, and "
+            f"{human_size(need)} are needed. "
             "Free some space (playbooks/prune.yml), and run again."
         )
     stop = threading.Event()
@@ -78,7 +79,7 @@ def fetch_blobs(store: Store, client: RegistryClient, manifest: Manifest) -> int
 def _fetch(
     store: Store, client: RegistryClient, directory: str, sha256: str, size: int, stop: threading.Event
 ) -> int:
-    """Fetch one blob, and return the bytes that came. Wrong content is dropped, so that nothing goes on from it."""
+    """Fetch one blob, and return the bytes received. Drop wrong content, so that no run continues from it."""
     path = os.path.join(directory, sha256)
     with open(path, "ab+") as file:
         blob = _PartialBlob(file)
@@ -89,8 +90,8 @@ def _fetch(
     if blob.have != size or blob.digest.hexdigest() != sha256:
         os.unlink(path)
         raise RegistryError(
-            f"Registry {client.ref.registry} sent other content for blob sha256:{sha256} of {client.ref.path}: "
-            f"{blob.have} of {size} bytes, SHA-256 {blob.digest.hexdigest()}. It is dropped. Run again; if it is "
+            f"Registry {client.ref.registry} sent wrong content for blob sha256:{sha256} of {client.ref.path}: "
+            f"{blob.have} of {size} bytes, SHA-256 {blob.digest.hexdigest()}. It was dropped. Run again; if it is "
             "wrong again, a mirror or proxy on the way alters it, or this node's disk or memory does (dmesg)."
         )
     store.add(path, sha256, size, move=True, hashed=True)

@@ -93,7 +93,7 @@ def serve_image(store: Store, manifest: Manifest, port: int = 0) -> Iterator[str
 
 
 def _media_type(path: str) -> str:
-    """Return a manifest's own type; in the older forms of OCI it may not say it."""
+    """Return a manifest's own type; in older forms of OCI it may not state it."""
     with open(path, encoding="utf-8") as file:
         content = json.load(file)
     kind = "index" if "manifests" in content else "manifest"

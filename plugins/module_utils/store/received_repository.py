@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..common.disk_space import sized
+from ..common.disk_space import human_size
 from ..common.files import read_text, sync_directory
 from ..common.module_main import NodeError
 from ..content.model_manifest import (
@@ -28,7 +28,7 @@ from .repository import LocalRepository, listed_files
 
 @dataclass(frozen=True)
 class StoredRepository:
-    """A repository that the store has whole: its files, the text of its manifest, and of its signature."""
+    """A repository that the store has completely: its files, the text of its manifest, and of its signature."""
 
     manifest: Manifest
     files: Mapping[str, str]
@@ -43,15 +43,18 @@ def stored_repository(store: Store, repository: LocalRepository, name: str) -> S
     )
     if manifest is None:
         raise NodeError(
-            f"{repository.path} was to come from another host, and did not arrive: {store.root} lacks it. What failed "
-            "there, or on the way, is said further up. Nothing of it is visible here. Run again: what came is kept."
+            f"{repository.path} was to come from another host, and did not arrive: it is not in "
+            f"{store.root}. What failed "
+            "there, or on the way, is reported above. Nothing of it is visible here. Run again: what arrived is kept."
         )
     hashes = {item.path: item.sha256 for item in manifest.files}
     texts = {item: read_text(store.path(hashes[item])) or "" if item in hashes else "" for item in BESIDE}
     files = listed_files(texts[MANIFEST], repository)
     if files != {item: sha256 for item, sha256 in hashes.items() if item not in BESIDE}:
         store.drop(manifest)
-        raise NodeError(f"{name} came with other files than its own {MANIFEST} lists. Nothing of it is kept.")
+        raise NodeError(
+            f"{name} arrived with other files than its own {MANIFEST} lists. Nothing of it is kept."
+        )
     return StoredRepository(manifest, files, texts[MANIFEST], texts[SIGNATURE])
 
 
@@ -93,7 +96,7 @@ def place_repository(store: Store, repository: LocalRepository, stored: StoredRe
             store.remove(stored.files[name])
         _clear(staging)
         raise NodeError(
-            f"{path} was received, and {store.root} has other content than came: {wrong}. That is removed. Run again, "
+            f"{path} was received, but {store.root} no longer has that content: {wrong}. It was removed. Run again, "
             "and check this node's disk and memory (dmesg).",
             changed=True,
         )
@@ -108,7 +111,7 @@ def place_repository(store: Store, repository: LocalRepository, stored: StoredRe
     os.rename(staging, path)
     sync_directory(os.path.dirname(path))
     _clear(old)
-    return f"place {path} ({len(stored.files)} files, {sized(stored.manifest.bytes)})"
+    return f"place {path} ({len(stored.files)} files, {human_size(stored.manifest.bytes)})"
 
 
 def _clear(directory: str) -> None:

@@ -57,7 +57,7 @@ class RegistryError(NodeError):
 
 
 class CutAnswer(Exception):
-    """An answer ended early; another attempt may go on from there."""
+    """An answer ended early; another attempt may continue from there."""
 
 
 class RegistryClient:
@@ -76,7 +76,7 @@ class RegistryClient:
         self._authorization = ""
 
     def manifest(self, digest: str) -> bytes:
-        """Return a manifest's text. Raise RegistryError; who asks compares the digest."""
+        """Return a manifest's text. Raise RegistryError; the caller compares the digest."""
         headers = {"Accept": ", ".join(MANIFEST_TYPES)}
         for pause in (*PAUSES, None):
             try:
@@ -87,7 +87,7 @@ class RegistryClient:
         raise AssertionError("the last attempt has no pause")  # pragma: no cover
 
     def blob(self, digest: str, begin: int) -> Iterator[bytes]:
-        """Yield a blob's content from an offset on. Raise CutAnswer where another attempt may go on."""
+        """Yield a blob's content from an offset on. Raise CutAnswer where another attempt may continue."""
         headers = {"Range": f"bytes={begin}-"} if begin else {}
         try:
             with self._get(f"blobs/{digest}", headers) as response:

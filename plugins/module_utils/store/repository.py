@@ -51,7 +51,7 @@ class LocalRepository:
 
     @property
     def name(self) -> str:
-        """Return the name of its manifest in the store, as plans form it of what node_state says."""
+        """Return the name of its manifest in the store, as plans form it from node_state."""
         signature = read_text(os.path.join(self.path, SIGNATURE))
         return repository_name(self.path, text_hash(signature)[:12] if signature else "")
 
@@ -60,7 +60,7 @@ class LocalRepository:
         return os.path.dirname(os.path.dirname(self.path))
 
     def hashes(self, manifest: str) -> str:
-        """Return the file that remembers the hashes of its files, beside models/."""
+        """Return the file that remembers the hashes of its files, next to models/."""
         top = os.path.join(os.path.dirname(self._models), os.path.relpath(MODEL_HASHES, DATA_DIR))
         return hashes_file(self.path, manifest, top)
 
@@ -93,7 +93,7 @@ def take_repository(store: Store, repository: LocalRepository, name: str, whole:
         if whole and not os.path.isdir(path):
             raise NodeError(
                 f"{path} is not on this host, so it cannot give it to others. Name a host that has it (--limit), or "
-                "deploy it here first, which brings it (deploy.yml)."
+                "deploy it here first (deploy.yml)."
             )
         if whole:
             raise NodeError(f"{path} has no {MANIFEST}, so this host cannot give it to others. {REPAIR}")
@@ -130,7 +130,7 @@ def listed_files(text: str, repository: LocalRepository) -> dict[str, str]:
         raise NodeError(f"{repository.path}/{MANIFEST} cannot be used: {error}. {REPAIR}") from error
     if commit_of(files) != repository.commit:
         raise NodeError(
-            f"{repository.path}/{MANIFEST} lists the files of commit {commit_of(files)}, and the path says "
+            f"{repository.path}/{MANIFEST} lists the files of commit {commit_of(files)}, but the path says "
             f"{repository.commit}. It was changed, or copied to a wrong path. {REPAIR}"
         )
     return files

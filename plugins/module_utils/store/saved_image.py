@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put an image that this node has built from its engine into the content store, for other nodes.
 
-What `docker save` gives out is the image's config, of which the image's id is the hash, and its layers as the config
+What `docker save` writes is the image's config, whose hash is the image's id, and its layers as the config
 names them (rootfs.diff_ids). So the blobs and their manifest follow from the image alone: every node that has it offers
 the same ones. The layers are not compressed: between hosts that takes longer than it saves.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.disk_space import free_bytes, sized
+from ..common.disk_space import free_bytes, human_size
 from ..common.hashing import canonical
 from ..common.module_main import NodeError
 from ..content.transfer_names import build_name
@@ -33,7 +33,7 @@ MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG_TYPE = "application/vnd.docker.container.image.v1+json"
 LAYER_TYPE = "application/vnd.docker.image.rootfs.diff.tar"
 _CHUNK = 4 * 2**20
-_LIMIT = 600.0  # seconds in which docker save gives out nothing
+_LIMIT = 600.0  # seconds in which docker save writes nothing
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,14 @@ def export_image(store: Store, client: DockerClient, tag: str) -> Manifest:
     image = image_api.image(client, tag)
     if image is None:
         raise NodeError(
-            f"The engine has no image {tag}, which other nodes get from here. Run again to build it."
+            f"The engine has no image {tag}, which other nodes should get from here. Run again to build it."
         )
     digest, size = str(image["Id"]).partition(":")[2], int(image.get("Size") or 0)
     free = free_bytes(store.root)
     if free < size + DISK_MARGIN:
         raise NodeError(
-            f"Not enough disk to pass on {tag}: {store.root} has {sized(free)} free, and {sized(size + DISK_MARGIN)} "
+            f"Not enough disk to pass on {tag}: {store.root} has {human_size(free)} free, and "
+            f"{human_size(size + DISK_MARGIN)} "
             "are needed. Free some space (playbooks/prune.yml), and run again."
         )
     directory = store.workspace(f"export-{digest}")
@@ -68,14 +69,14 @@ def export_image(store: Store, client: DockerClient, tag: str) -> Manifest:
     return manifest
 
 
-def exported(store: Store, client: DockerClient, tag: str) -> Manifest | None:
+def exported_layers(store: Store, client: DockerClient, tag: str) -> Manifest | None:
     """Return the manifest if the store has all of the image that the engine has by this tag."""
     image = image_api.image(client, tag)
     return None if image is None else stored_build(store, tag, str(image["Id"]))
 
 
 def _saved(store: Store, client: DockerClient, image_id: str, tag: str, directory: str) -> Manifest:
-    """Take what docker save gives out, and return the manifest."""
+    """Take what docker save writes, and return the manifest."""
     files, links = _unpack(client, image_id, directory)
     try:
         with open(files["manifest.json"].path, encoding="utf-8") as stream:

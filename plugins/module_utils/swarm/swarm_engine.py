@@ -35,7 +35,7 @@ def queue_depth(job: SwarmJob) -> int:
     """Return how many blocks each other member may have asked of this one at a time.
 
     The engine tells it to the others, which then take it in place of a limit of their own (max_out_request_queue). A
-    receiver that has its share leaves the source, which has sent what was still asked for in vain; and towards the end
+    receiver that has its share leaves the source, which has sent in vain what was still asked for; and towards the end
     the same blocks are asked of several members. So all together have 1/200 of the content at most.
     """
     receivers = sum(1 for member in job.members if not member.serves)
@@ -59,7 +59,7 @@ def settings(job: SwarmJob) -> dict[str, Any]:
         "out_enc_policy": FORCED,
         "download_rate_limit": job.limit,
         "upload_rate_limit": job.limit,
-        # Every member sends to every other one: nobody has to earn it, and nobody is turned away.
+        # Every member sends to every other one: no member has to earn it, and none is refused.
         "choking_algorithm": 0,
         "unchoke_slots_limit": -1,
         "connections_limit": 2 * len(job.members) + 20,
@@ -119,7 +119,7 @@ class SwarmEngine:
         self.before = (0, 0)  # totals() of what was restarted
 
     def admit(self, members: Iterable[SwarmMember]) -> None:
-        """Have connections with these members only, less those that sent wrong content; others are closed."""
+        """Allow connections with these members only, except those that sent wrong content; close others."""
         self.admitted = [member for member in members if member.address not in self.banned]
         found = self.lt.ip_filter()
         found.add_rule("0.0.0.0", "255.255.255.255", 1)
@@ -211,7 +211,7 @@ class SwarmEngine:
         return any(all(block["state"] == _FINISHED for block in piece["blocks"]) for piece in queue)
 
     def restart(self) -> None:
-        """Forget pieces that are not whole, and all connections."""
+        """Forget incomplete pieces, and all connections."""
         have, priorities = self.have(), self.handle.get_piece_priorities()
         self.before = self.totals()
         self.session.remove_torrent(self.handle)

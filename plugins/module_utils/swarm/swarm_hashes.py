@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes of pieces: made by those who have a blob, while they check it, and asked for by those who lack it.
+"""Hashes of pieces: computed by members that have a blob, while they check it, and asked for by those that do not.
 
-Members ask each other on a port of its own. Both sides prove that they know the key of the run; the key is not sent.
+Members ask each other on a separate port. Both sides prove that they know the key of the run; the key is not sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PART = 2**20
 
 
 @dataclass
-class Checked:
+class CheckedHashes:
     """What hash_blob() found: the SHA-256 of the content, its size, and the SHA-1 of each piece."""
 
     sha256: str
@@ -35,7 +35,7 @@ class Checked:
     pieces: bytes
 
 
-def hash_blob(path: str, piece_size: int, stop: threading.Event) -> Checked:
+def hash_blob(path: str, piece_size: int, stop: threading.Event) -> CheckedHashes:
     """Hash a file in one pass; zeros fill its last piece. Raise OSError if it cannot be read."""
     whole, pieces, size = hashlib.sha256(), [], 0
     piece, left = hashlib.sha1(usedforsecurity=False), piece_size
@@ -53,7 +53,7 @@ def hash_blob(path: str, piece_size: int, stop: threading.Event) -> Checked:
     if left < piece_size:
         piece.update(bytes(left))
         pieces.append(piece.digest())
-    return Checked(whole.hexdigest(), size, b"".join(pieces))
+    return CheckedHashes(whole.hexdigest(), size, b"".join(pieces))
 
 
 @dataclass
@@ -113,7 +113,7 @@ class HashServer:
             address_family = family(me.address)
 
             def handle_error(self, *_: object) -> None:
-                """Leave out a connection that broke: who asked asks again."""
+                """Ignore a connection that broke: the member that asked asks again."""
 
         self._server = Server((me.address, me.port + 1), Handler)
         threading.Thread(target=self._server.serve_forever, args=(0.2,), daemon=True).start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one member of a swarm is to do, in a file that only root reads: it holds the key of the run."""
+"""What one member of a swarm does, in a file that only root reads: it holds the key of the run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SwarmJob:
 
     Attributes:
         own: the name of this member among `members`, which are the same on all nodes
-        serve: SHA-256 of the blobs that this member is to offer from its store; it receives those that it lacks
+        serve: SHA-256 of the blobs that this member offers from its store; it receives those that it does not have
         key: a random secret of the run, in hex digits
         limit: bytes per second that it sends, and that it receives, at most; 0 for no limit
         linger: seconds without a byte sent after which a complete member ends
@@ -101,7 +101,7 @@ def _check(job: SwarmJob) -> None:
             f"members: {job.own} is not among them ({', '.join(names)}), so that it cannot take part."
         )
     if len(set(names)) < len(names):
-        raise NodeError("members: a name is there twice. Each node takes part once.")
+        raise NodeError("members: a name is listed twice. Each node takes part once.")
     places = [(member.address, member.port) for member in job.members]
     if len(set(places)) < len(places):
         raise NodeError("members: two have the same address and port. Give each node its own address.")
@@ -110,14 +110,15 @@ def _check(job: SwarmJob) -> None:
             ipaddress.ip_address(member.address)
         except ValueError as error:
             raise NodeError(
-                f"members: {member.address!r} of {member.name} is no IP address. Peers connect to addresses, not to "
+                f"members: {member.address!r} of {member.name} is not an IP address. Peers connect to "
+                "addresses, not to "
                 "names."
             ) from error
         if not 0 < member.port < 65535:  # the port above it is used too
             raise NodeError(f"members: port {member.port} of {member.name} is not between 1 and 65534.")
     unknown = sorted(set(job.serve) - job.manifest.blobs.keys())
     if unknown:
-        raise NodeError(f"serve: {unknown[0]} is no blob of {job.manifest.name}.")
+        raise NodeError(f"serve: {unknown[0]} is not a blob of {job.manifest.name}.")
     try:
         usable = len(bytes.fromhex(job.key)) >= KEY_BYTES
     except ValueError:
@@ -138,7 +139,7 @@ def read_job(path: str) -> SwarmJob:
 
 
 def write_job(job: SwarmJob, directory: str) -> str:
-    """Write a job's file, for root alone; return its path. The program writes its state beside it."""
+    """Write a job's file, for root alone; return its path. The program writes its state next to it."""
     make_private(directory)
     path = os.path.join(directory, "job.json")
     write_atomic(path, job.text(), 0o600)

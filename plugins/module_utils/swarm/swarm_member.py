@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.disk_space import sized
+from ..common.disk_space import human_size
 from ..common.files import make_private, write_atomic
 from ..common.module_main import NodeError
 from ..common.processes import Program, run_program
@@ -39,7 +39,7 @@ def start(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
     missing = store.missing(job.manifest)
     if not missing and not job.serve:
         return _result(job.manifest, [], 0)
-    amount = sized(sum((missing or job.manifest.blobs).values()))
+    amount = human_size(sum((missing or job.manifest.blobs).values()))
     count = len(missing or job.manifest.blobs)
     verb = "receive" if missing else "offer"
     actions = [f"{verb} {job.manifest.name} ({count} blobs, {amount}) at {job.me.address}:{job.me.port}"]
@@ -107,7 +107,8 @@ def finish(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
             _forget_key(directory)
             _stop(directory)
             raise NodeError(
-                f"{manifest.name} is not there after {params['timeout']} s. What came is kept: run again, or raise "
+                f"{manifest.name} did not arrive within {params['timeout']} s. What arrived is kept: run "
+                "again, or raise "
                 "distribution_timeout.",
                 changed=True,
             )
@@ -115,7 +116,7 @@ def finish(params: Mapping[str, Any], check: bool) -> dict[str, Any]:
     store.record(manifest)
     _forget_key(directory)
     received = state.received if state else 0
-    actions = [f"record {manifest.name} as complete in {store.root} ({sized(received)} received)"]
+    actions = [f"record {manifest.name} as complete in {store.root} ({human_size(received)} received)"]
     result = _result(manifest, actions, received)
     return {**result, "warnings": _warnings(manifest, state)}
 
@@ -152,17 +153,17 @@ def _require_engine() -> None:
         )
     if done.code:
         raise NodeError(
-            f"{PYTHON} has no libtorrent, so that this node takes no part in the transfer. Install python3-libtorrent, "
+            f"{PYTHON} has no libtorrent, so this node cannot take part in the transfer. Install python3-libtorrent, "
             "or set fetch_from: origin for it."
         )
 
 
 def _why(manifest: Manifest, state: SwarmState | None, log: str) -> str:
     if state is None and not os.path.exists(log):
-        reason = "its program was not started on this host; the step before this one says why."
+        reason = "its program was not started on this host; the previous task says why."
     else:
         reason = state.error if state and state.error else f"the program ended: {_last_line(log)}"
-    return f"{manifest.name} did not come whole from other nodes: {reason}"
+    return f"{manifest.name} did not arrive completely from other nodes: {reason}"
 
 
 def _warnings(manifest: Manifest, state: SwarmState | None) -> list[str]:
@@ -208,8 +209,8 @@ def _stop(directory: str) -> None:
             time.sleep(_STOP_POLL_SECONDS)
     if state is not None and _runs(directory, state):
         raise NodeError(
-            f"Process {state.pid}, which transfers blobs for an earlier run, does not end although it was killed: it "
-            f"waits for a disk or a network file system (dmesg). Repair that or reboot the node, and run again.",
+            f"Process {state.pid}, which transfers blobs for an earlier run, did not end although it was killed: it "
+            f"is waiting for a disk or a network file system (dmesg). Repair that or reboot the node, and run again.",
             changed=True,
         )
 
@@ -226,7 +227,7 @@ def _last_line(log: str) -> str:
             lines = [line.strip() for line in file if line.strip()]
     except OSError:
         lines = []
-    return lines[-1] if lines else "without a word"
+    return lines[-1] if lines else "without any output"
 
 
 def _private(path: str, flags: int) -> int:

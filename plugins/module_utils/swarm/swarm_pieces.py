@@ -15,7 +15,7 @@ from typing import Union
 from ..store.manifest import Manifest
 
 SMALLEST, LARGEST = 16 * 2**10, 16 * 2**20
-# So many pieces that each of dozens of members has many to pass on, and few enough that a piece is worth a request.
+# Enough pieces for dozens of members to have many to pass on, and few enough that a piece is worth a request.
 PIECES = 2048
 _MARK, _NOBODYS = "mark", "nobodys"
 Bencoded = Union[int, str, bytes, list["Bencoded"], dict[str, "Bencoded"]]
@@ -49,7 +49,7 @@ class PieceLayout:
     def count(self) -> int:
         """Return the number of pieces: those of blobs, one that only sources have, and one that nobody has.
 
-        Who has all pieces would not count towards the availability of any. Thus the first one counts the sources.
+        A member with all pieces would not count towards the availability of any. Thus the first one counts the sources.
         """
         return self.mark + 2
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before an exchange: check the blobs that a member offers, and learn the hashes of the pieces of all others."""
+"""Before an exchange: check the blobs that a member offers, and get the hashes of the pieces of all others."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ..store.blobs import Store
-from .swarm_hashes import Checked, MemberAnswers, ask, hash_blob
+from .swarm_hashes import CheckedHashes, MemberAnswers, ask, hash_blob
 from .swarm_job import SwarmJob
 from .swarm_pieces import PieceLayout, right_pieces
 from .swarm_state import SwarmState
 
 TICK = 0.25
 _ASK_SECONDS = 0.2
-_OTHERS_EACH = 25  # rounds without an answer of a source
-_TELL_SECONDS = 5.0  # a source without the right content stays so long, so that the others hear of it
+_OTHERS_EACH = 25  # rounds without an answer from a source
+_TELL_SECONDS = 5.0  # that a source without the right content stays, so that the others are told
 
 
-class Ended(Exception):
-    """The run cannot go on; the text says why."""
+class CannotContinue(Exception):
+    """The run cannot continue; the text says why."""
 
 
 class Preparation:
@@ -45,7 +45,7 @@ class Preparation:
         self.begun: dict[str, list[bool]] = {}
 
     def run(self, pool: ThreadPoolExecutor, stop: threading.Event) -> None:
-        """Check, learn, and check what was begun. Raise Ended if nobody has what is lacking."""
+        """Check, get hashes, and check what was begun. Raise CannotContinue if nobody has what is missing."""
         self._check_served(pool, stop)
         self._learn()
         self._check_begun(pool, stop)
@@ -55,7 +55,7 @@ class Preparation:
         missing = self.store.missing(self.job.manifest)
         self.wanted = [slot.sha256 for slot in self.cut.slots if slot.sha256 in missing]
         self.served = [sha256 for sha256 in self.job.serve if sha256 not in missing]
-        running: dict[str, Future[Checked]] = {
+        running: dict[str, Future[CheckedHashes]] = {
             sha256: pool.submit(hash_blob, self.store.path(sha256), self.cut.piece_size, stop)
             for sha256 in self.served
             if self.job.manifest.blobs[sha256]
@@ -65,7 +65,7 @@ class Preparation:
 
     def _check_begun(self, pool: ThreadPoolExecutor, stop: threading.Event) -> None:
         """Compare what an earlier run received with the hashes of pieces: a crash or the disk may have changed it."""
-        running: dict[str, Future[Checked]] = {}
+        running: dict[str, Future[CheckedHashes]] = {}
         for sha256 in self.wanted:
             path = self._incoming(sha256)
             with contextlib.suppress(FileNotFoundError):
@@ -77,7 +77,7 @@ class Preparation:
                     running[sha256] = pool.submit(hash_blob, path, self.cut.piece_size, stop)
         self._each(running, self._compare)
 
-    def _compare(self, sha256: str, future: Future[Checked]) -> None:
+    def _compare(self, sha256: str, future: Future[CheckedHashes]) -> None:
         try:
             found = future.result()
         except OSError:
@@ -90,14 +90,14 @@ class Preparation:
         return os.path.join(self.store.incoming(self.job.manifest), sha256)
 
     def _each(
-        self, running: dict[str, Future[Checked]], done: Callable[[str, Future[Checked]], None]
+        self, running: dict[str, Future[CheckedHashes]], done: Callable[[str, Future[CheckedHashes]], None]
     ) -> None:
         while running:
             for sha256 in [name for name, future in running.items() if future.done()]:
                 done(sha256, running.pop(sha256))
             self.pause(TICK)
 
-    def _judge(self, sha256: str, future: Future[Checked]) -> None:
+    def _judge(self, sha256: str, future: Future[CheckedHashes]) -> None:
         try:
             checked = future.result()
             good = (checked.sha256, checked.size) == (sha256, self.job.manifest.blobs[sha256])
@@ -136,11 +136,11 @@ class Preparation:
             ):
                 self.state.missing = left
                 self.state.dead = sorted(sources - answers.keys())
-                raise Ended(self._silence() if self.state.dead else self._nobody())
+                raise CannotContinue(self._silence() if self.state.dead else self._nobody())
             self.pause(_ASK_SECONDS)
 
     def _ask(self, lacking: list[str], lengths: dict[str, int], serves: bool) -> dict[str, dict[str, Any]]:
-        """Ask sources, or receivers, until nothing is lacking; return the answers."""
+        """Ask sources, or receivers, until nothing is missing; return the answers."""
         answers: dict[str, dict[str, Any]] = {}
         for member in self.job.others:
             if member.serves != serves or self.known.hashes.keys() >= lengths.keys():
@@ -156,14 +156,16 @@ class Preparation:
         places = {member.name: f"{member.address} port {member.port + 1}" for member in self.job.others}
         names = ", ".join(f"{name} ({places[name]})" for name in self.state.dead)
         return (
-            f"No answer for {self.job.stall:.0f} s from {names}, which should offer {self.job.manifest.name}. See what "
-            "its transfer says, and whether a firewall is between these hosts, and run again."
+            f"No answer for {self.job.stall:.0f} s from {names}, which should offer "
+            f"{self.job.manifest.name}. Check what "
+            "the transfer on those hosts reports, and whether a firewall is in between, and run again."
         )
 
     def _nobody(self) -> str:
         paths = {item.sha256: item.path for item in self.job.manifest.files}
         names = ", ".join(paths[sha256] for sha256 in self.state.missing[:3])
         return (
-            f"{len(self.state.missing)} blobs of {self.job.manifest.name} ({names}, …) are on no member with the right "
+            f"{len(self.state.missing)} blobs of {self.job.manifest.name} ({names}, …) are not on any "
+            "member with the right "
             "content. Fetch them from their origin to one node, and run again."
         )

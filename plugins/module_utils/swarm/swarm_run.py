@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One member's run: check what it offers, learn the hashes of what it lacks, exchange pieces, take what is complete."""
+"""One member's run: check what it offers, get the hashes of what it does not have, exchange pieces, take what is
+complete.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .swarm_engine import Peer, SwarmEngine
 from .swarm_hashes import HashServer, ask, family
 from .swarm_job import SwarmJob, SwarmMember
 from .swarm_pieces import layout
-from .swarm_preparation import TICK, Ended, Preparation
+from .swarm_preparation import TICK, CannotContinue, Preparation
 from .swarm_share import OWN, ReceiverShare
 from .swarm_state import SwarmState, slow_members, write_state
 
@@ -26,7 +28,7 @@ _ABSENT_SECONDS = 30.0  # not connected for so long: dead
 _INQUIRE_SECONDS = 3.0
 _BRIEFLY = 2.0
 _HANGS_SECONDS = 5.0  # longer than the hash of a piece takes
-_LAST_WORDS = 5.0  # after all are complete, so that the last ones learn it too
+_LAST_WORDS = 5.0  # after all are complete, so that the last ones are told too
 
 
 class SwarmRun:
@@ -35,7 +37,7 @@ class SwarmRun:
     def __init__(self, job: SwarmJob, directory: str) -> None:
         self.job, self.store, self.directory = job, Store(job.root), directory
         self.cut = layout(job.manifest)
-        self.started = False  # only then it is known what is wanted
+        self.started = False  # only then is it known what is wanted
         self.left = False  # the sources
         self.done: set[str] = set()
         self.asked: set[str] = set()
@@ -65,7 +67,7 @@ class SwarmRun:
             self.prepared.run(self.pool, self.stop)
             engine = self._start()
             self._exchange(engine)
-        except Ended as end:
+        except CannotContinue as end:
             self.state.error = str(end)
         except ImportError as error:
             self.state.error = (
@@ -86,14 +88,17 @@ class SwarmRun:
         return self.state
 
     def _listen(self) -> HashServer:
-        """Answer on the second port. Raise Ended if one of the two is not to be had: the engine would say it late."""
+        """Answer on the second port.
+
+        Raise CannotContinue if one of the two is not available: the engine would report it late.
+        """
         me = self.job.me
         try:
             socket.create_server((me.address, me.port), family=family(me.address)).close()
             return HashServer(me, self.job.others, self.job.key, self.known)
         except OSError as error:
             why = os.strerror(error.errno or 0)
-            raise Ended(
+            raise CannotContinue(
                 f"It cannot listen at {me.address} ports {me.port} and {me.port + 1}: {why}. Set "
                 "distribution_port or distribution_interface so that they are free and this host's, and run again."
             ) from error
@@ -141,7 +146,9 @@ class SwarmRun:
             now = time.monotonic()
             errors = engine.errors()
             if errors:
-                raise Ended(f"The engine stopped: {errors[0]}. Free the disk or the port, and run again.")
+                raise CannotContinue(
+                    f"The engine stopped: {errors[0]}. Free the disk or the port, and run again."
+                )
             if now - connected >= (
                 _CONNECT_SECONDS if now - started > _CONNECT_SECONDS * 5 else _CONNECT_SECONDS / 4
             ):
@@ -169,8 +176,8 @@ class SwarmRun:
                     engine.restart()
                     self._look_around(engine, now)
                 if now - moved >= self.job.stall:
-                    raise Ended(
-                        f"No content came for {self.job.stall:.0f} s. Members that were not reached: "
+                    raise CannotContinue(
+                        f"No content arrived for {self.job.stall:.0f} s. Members that were not reached: "
                         f"{', '.join(self.state.dead) or 'none'}; that sent wrong content: "
                         f"{', '.join(self.state.wrong) or 'none'}. Run again: what is here is kept."
                     )
@@ -191,7 +198,7 @@ class SwarmRun:
         return self.started and self.received >= set(self.prepared.wanted)
 
     def _needed(self) -> bool:
-        """Return whether another member may still lack something; a source does only if it is here to say so."""
+        """Return whether another member may still need something; a source only counts while it is connected."""
         return any(
             member.name not in self.done and (not member.serves or member.name in self.peers)
             for member in self.job.others
@@ -216,7 +223,7 @@ class SwarmRun:
                 continue
             if member.serves or not self.prepared.served:
                 engine.connect([member])
-        # Those that left this source are not seen otherwise, and sources do not show that they are complete.
+        # Otherwise those that left this source are not seen, and sources do not show that they are complete.
         serves, rest = bool(self.prepared.served), max(_INQUIRE_SECONDS, len(self.job.members) / 10)
         if (serves or self.state.phase == "complete") and now - self.inquired >= rest:
             self.inquired = now
@@ -262,7 +269,7 @@ class SwarmRun:
                     checks.pop(sha256).result()
                 except WrongContent as error:  # what was written is not what was received
                     if sha256 in self.again:
-                        raise Ended(f"{error} Look at this host's disk and memory (dmesg).") from error
+                        raise CannotContinue(f"{error} Check this host's disk and memory (dmesg).") from error
                     self.again.add(sha256)
                     engine.again()
                     self.share = ReceiverShare(self.pieces, 0, 1)
@@ -277,7 +284,7 @@ class SwarmRun:
     def _pause(self, seconds: float = TICK) -> None:
         now = time.monotonic()
         if now - self.begun > self.job.deadline and self.state.phase != "complete":
-            raise Ended(
+            raise CannotContinue(
                 f"It was not complete after {self.job.deadline:.0f} s. Run again: what is here is kept."
             )
         if now - self.written >= _STATE_SECONDS:

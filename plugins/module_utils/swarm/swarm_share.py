@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 OWN, OTHER, CLOSED = 7, 1, 0  # priorities of the engine
 ROUND_SECONDS = 1.0
-_WINDOW = 2.0  # seconds, or the time of so many pieces:
+_WINDOW = 2.0  # seconds, or the time of this many pieces:
 _PIECES = 8
 _SLOW = 0.4  # of the mean rate
 _IDLE_SECONDS = 3.0  # a receiver that announced pieces hangs: the sources have them too
@@ -58,7 +58,7 @@ class ReceiverShare:
     """The share of one receiver."""
 
     def __init__(self, wanted: Iterable[int], index: int, receivers: int) -> None:
-        """`wanted` has all pieces that this one lacks; `index` is its place among the receivers."""
+        """`wanted` has all pieces that this one does not have; `index` is its place among the receivers."""
         self.index, self.receivers = index, receivers
         self.wanted = sorted(wanted)
         self.asked = {

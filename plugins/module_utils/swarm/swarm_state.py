@@ -21,8 +21,8 @@ class SwarmState:
 
     Attributes:
         phase: hashing, waiting (for hashes), running, complete (and serving) or ended
-        bytes, received, sent: of blobs that the store lacked at the start; of content, over the network
-        seconds: since the swarm runs
+        bytes, received, sent: of blobs that were not in the store at the beginning; of content, over the network
+        seconds: since the swarm started
         files: what became of each blob: served, receiving, received; corrupt where the content was wrong at the start
         corrupt: blobs of this node whose content was wrong, which it removed
         missing: blobs of which no member has a copy with the right content

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..common.module_main import NodeError
 from ..disk.beneath import directory_below
 from ..disk.hub_files import is_blob
-from ..disk.untrusted_tree import TreeEntry, checked, set_mode
+from ..disk.untrusted_tree import TreeEntry, checked_entries, set_mode
 from ..disk.write_below import write_below
 from ..store.blobs import Store
 from .snapshot import VERIFIED, Snapshot
@@ -26,7 +26,7 @@ def partial_bytes(snapshot: Snapshot) -> int:
     return sum(size for name, size in _unfinished(snapshot).items() if not _UNIQUE.search(name))
 
 
-def abandoned(snapshot: Snapshot) -> dict[str, int]:
+def abandoned_downloads(snapshot: Snapshot) -> dict[str, int]:
     """Return names and sizes of unfinished files in blobs/ that no download will continue.
 
     huggingface_hub since 2.x writes to <etag>.<random>.incomplete, which a killed download leaves behind
@@ -101,11 +101,11 @@ def make_readable(snapshot: Snapshot, store: Store) -> None:
         return entry.is_kind(stat.S_IFREG) and (entry.status.st_dev, entry.status.st_ino) in shared
 
     top, place = snapshot.cache_dir, snapshot.repository.place
-    for _entry in checked(top, place, accepts):
+    for _entry in checked_entries(top, place, accepts):
         pass
-    for entry in checked(top, place, accepts):
+    for entry in checked_entries(top, place, accepts):
         mode = stat.S_IMODE(entry.status.st_mode)
-        # No program of another user's rights, and nothing that others may alter.
+        # No setuid programs, and nothing that others may alter.
         wanted = mode | 0o555 if entry.is_kind(stat.S_IFDIR) else (mode | 0o444) & ~0o7002
         if wanted != mode and not entry.is_kind(stat.S_IFLNK):
             with contextlib.suppress(FileNotFoundError):  # a download renames its files

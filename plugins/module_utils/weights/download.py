@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..common.abandoned import leave_if_abandoned
-from ..common.disk_space import free_bytes, sized
+from ..common.disk_space import free_bytes, human_size
 from ..common.files import write_atomic
 from ..common.hashing import canonical, text_hash
 from ..common.module_main import NodeError, require_program
@@ -28,7 +28,7 @@ from ..store.blobs import Store
 from ..store.manifest import Manifest
 from . import cache, from_store, in_store, verify
 from .download_errors import DownloadContext, explain, explain_start, parse_report
-from .snapshot import Snapshot, check_snapshot, missing, remove_file, sizes, wrong
+from .snapshot import Snapshot, check_snapshot, missing_files, remove_file, sizes, wrong
 
 SECRETS_DIR = "/run/instinct-fleet"
 LABEL = "instinct-fleet.fetch"
@@ -96,7 +96,7 @@ class DownloadRequest:
             snapshot.cache_dir,
             self.image,
             bool(self.token),
-            proxies.shown(self.proxy),
+            proxies.through_proxy(self.proxy),
         )
 
 
@@ -160,11 +160,11 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     snapshot = fetch.snapshot
     container = _container(client, fetch)
     found = sizes(snapshot)
-    absent = missing(snapshot, found)
+    absent = missing_files(snapshot, found)
     # Another download may be writing blobs of the same repository at the same time.
-    rubbish = {} if _running(client) else cache.abandoned(snapshot)
+    rubbish = {} if _running(client) else cache.abandoned_downloads(snapshot)
     marked = cache.has_marker(snapshot)
-    stored = in_store.stored(fetch.store, snapshot) if absent and container != RUNNING else None
+    stored = in_store.stored_snapshot(fetch.store, snapshot) if absent and container != RUNNING else None
     changes = _rubbish_actions(snapshot, rubbish) + planned_actions(fetch, found, container, stored)
     rehash = bool(absent) or container == RUNNING or not marked or fetch.verify
     actions = [*changes, *([f"verify {_amount(snapshot)} by their content"] if rehash else ())]
@@ -196,7 +196,7 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
         cache.remove_marker(snapshot)
         linked = from_store.link(fetch.store, snapshot, stored, absent)
         found = sizes(snapshot)
-        absent = missing(snapshot, found)
+        absent = missing_files(snapshot, found)
     if absent and container != RUNNING:
         if fetch.offline:
             raise _not_stored(fetch, absent)
@@ -217,8 +217,8 @@ def _converge(client: DockerClient, fetch: DownloadRequest, check: bool) -> dict
     return {**result, "seconds": round(time.monotonic() - started, 1), "warnings": warnings}
 
 
-def _check_content(fetch: DownloadRequest, linked: from_store.Linked, used: bool) -> dict[str, str]:
-    """Compare all files; what the store gave, and is not what the lock says, must not come from there again."""
+def _check_content(fetch: DownloadRequest, linked: from_store.LinkedFiles, used: bool) -> dict[str, str]:
+    """Compare all files; what came from the store and differs from the lock must not come from there again."""
     source = f"{fetch.context.source} and {fetch.store.root}" if linked.hashes else fetch.context.source
     try:
         return verify.check_content(fetch.snapshot, source, used, linked.hashes)
@@ -232,7 +232,7 @@ def _check_content(fetch: DownloadRequest, linked: from_store.Linked, used: bool
 def _not_stored(fetch: DownloadRequest, absent: Sequence[str]) -> NodeError:
     return NodeError(
         f"{len(absent)} files of {fetch.context.repo}@{fetch.context.commit[:12]} are not in "
-        f"{fetch.store.root}, or had other content there ({absent[0]} first), and with air_gap no hub is asked. "
+        f"{fetch.store.root}, or had wrong content there (such as {absent[0]}), and with air_gap no hub is asked. "
         "Load a bundle that has them (bundle_load.yml), or look above at why no other host passed them on."
     )
 
@@ -250,7 +250,7 @@ def planned_actions(
     container: of _container(). stored: the store has the files.
     """
     snapshot = fetch.snapshot
-    absent = missing(snapshot, found)
+    absent = missing_files(snapshot, found)
     actions: list[str] = []
     if container == RUNNING:
         actions.append(f"wait for container {fetch.container} (downloads {snapshot.repo}@{snapshot.commit})")
@@ -260,7 +260,7 @@ def planned_actions(
         for name in wrong(snapshot, found):
             path, expected = os.path.join(snapshot.path, name), snapshot.files[name]
             actions.append(f"remove {path} ({found[name]} bytes instead of {expected})")
-        amount = f"{len(absent)} files, {sized(sum(snapshot.files[name] for name in absent))}"
+        amount = f"{len(absent)} files, {human_size(sum(snapshot.files[name] for name in absent))}"
         create = (
             f"POST /containers/create?name={fetch.container} (download {snapshot.repo}@{snapshot.commit}, "
             f"{amount}, into {snapshot.cache_dir})"
@@ -273,7 +273,7 @@ def planned_actions(
 
 
 def _amount(snapshot: Snapshot) -> str:
-    return f"{len(snapshot.files)} files ({sized(snapshot.bytes)})"
+    return f"{len(snapshot.files)} files ({human_size(snapshot.bytes)})"
 
 
 def _diff(fetch: DownloadRequest, before: Mapping[str, Any], change: bool) -> dict[str, Any]:
@@ -285,19 +285,20 @@ def _diff(fetch: DownloadRequest, before: Mapping[str, Any], change: bool) -> di
 def _rubbish_actions(snapshot: Snapshot, rubbish: Mapping[str, int]) -> list[str]:
     top = f"{snapshot.repo_dir}/blobs"
     return [
-        f"remove {top}/{name} ({sized(size)} that no download goes on from)" for name, size in rubbish.items()
+        f"remove {top}/{name} ({human_size(size)} that no download continues from)"
+        for name, size in rubbish.items()
     ]
 
 
 def check_disk(fetch: DownloadRequest, absent: Sequence[str], freed: int = 0) -> None:
-    """Raise NodeError if the disk lacks space for the missing files; `freed`: bytes that are removed first."""
+    """Raise NodeError if the disk has too little space for the missing files; `freed`: bytes that are removed first."""
     snapshot = fetch.snapshot
     left = sum(snapshot.files[name] for name in absent) - cache.partial_bytes(snapshot)
     need, have = max(left, 0) + DISK_MARGIN, free_bytes(snapshot.cache_dir) + freed
     if have < need:
         raise NodeError(
-            f"Not enough disk for {snapshot.repo}: {snapshot.cache_dir} has {sized(have)} free, and "
-            f"{sized(need)} are needed ({len(absent)} files missing, and {sized(DISK_MARGIN)} to spare). "
+            f"Not enough disk for {snapshot.repo}: {snapshot.cache_dir} has {human_size(have)} free, and "
+            f"{human_size(need)} are needed ({len(absent)} files missing, and {human_size(DISK_MARGIN)} to spare). "
             "Remove weights that nothing uses from its hub directory, leave formats out with exclude, or "
             "set hf_model_cache_dir to a larger disk."
         )
@@ -382,7 +383,7 @@ def _wait(client: DockerClient, fetch: DownloadRequest) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
             raise NodeError(
-                f"The download of {fetch.snapshot.repo} is not done after {fetch.timeout} s. It continues in "
+                f"The download of {fetch.snapshot.repo} did not finish within {fetch.timeout} s. It continues in "
                 f"container {fetch.container} (docker logs {fetch.container}): run again to wait for it, or "
                 "raise hf_model_timeout.",
                 changed=True,
@@ -405,7 +406,7 @@ def _wait(client: DockerClient, fetch: DownloadRequest) -> None:
 
 def _start(client: DockerClient, fetch: DownloadRequest, found: Mapping[str, int | None]) -> None:
     snapshot = fetch.snapshot
-    # An ended download of an earlier run, or one of other files, which gets time to close its own.
+    # A download of an earlier run that has ended, or one of other files, which gets time to close them.
     engine_stop_and_remove(client, fetch.container)
     cache.remove_marker(snapshot)
     for name in wrong(snapshot, found):

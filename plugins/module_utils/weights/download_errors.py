@@ -116,7 +116,7 @@ EXPLANATIONS: Sequence[tuple[Callable[[_Failure], bool], str]] = (
     ),
     (
         lambda at: at.status == 403,
-        "{hub} forbids it (403). The token lacks the right to read this repository.",
+        "{hub} forbids it (403). The token has no right to read this repository.",
     ),
     (
         lambda at: at.status == 429,
@@ -126,7 +126,7 @@ EXPLANATIONS: Sequence[tuple[Callable[[_Failure], bool], str]] = (
     ),
     (
         lambda at: bool(at.status and at.status >= 500),
-        "{hub} answers, and fails (HTTP {status}), time and again; nothing on this node is wrong. Run it later, "
+        "{hub} answers, but keeps failing (HTTP {status}); nothing on this node is wrong. Run again later, "
         "or set hf_model_endpoint to a mirror; what is on disk is kept.",
     ),
     (
@@ -148,8 +148,8 @@ EXPLANATIONS: Sequence[tuple[Callable[[_Failure], bool], str]] = (
     ),
     (
         lambda at: bool(CUT.search(at.text)),
-        "{hub} answers, but its answers end before they are complete, time and again. Something on the way cuts "
-        "them, mostly a proxy, a mirror or a firewall with a limit of size or time. Check those, or set "
+        "{hub} answers, but its answers keep ending before they are complete. Something on the way cuts "
+        "them, usually a proxy, a mirror or a firewall with a limit on size or time. Check those, or set "
         "hf_model_endpoint to another mirror; run again to resume (what is on disk is kept).",
     ),
     (

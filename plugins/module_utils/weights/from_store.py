@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..disk.beneath import directory_below
-from ..store.blob_files import give_name, opened
+from ..store.blob_files import give_name, open_blob
 from ..store.blobs import Store
 from ..store.manifest import Manifest
 from . import verify
@@ -16,17 +16,17 @@ from .snapshot import Snapshot, remove_file
 
 
 @dataclass(frozen=True)
-class Linked:
+class LinkedFiles:
     """What came out of the store: the hashes of good files, and the names of those that were wrong there."""
 
     hashes: Mapping[str, str]
     wrong: tuple[str, ...]
 
 
-NOTHING = Linked({}, ())
+NOTHING = LinkedFiles({}, ())
 
 
-def link(store: Store, snapshot: Snapshot, manifest: Manifest, names: Iterable[str]) -> Linked:
+def link(store: Store, snapshot: Snapshot, manifest: Manifest, names: Iterable[str]) -> LinkedFiles:
     """Put files of the store into the cache, as the hub's client would, and hash them.
 
     Those that are wrong are removed from the cache and from the store, so that they are fetched elsewhere.
@@ -41,14 +41,15 @@ def link(store: Store, snapshot: Snapshot, manifest: Manifest, names: Iterable[s
     for name in wrong:
         store.remove(wanted[name])
         remove_file(snapshot, name)
-    return Linked({name: text for name, text in found.items() if name not in wrong}, wrong)
+    return LinkedFiles({name: text for name, text in found.items() if name not in wrong}, wrong)
 
 
 def wrong_text(store: Store, snapshot: Snapshot, wrong: Sequence[str]) -> str:
-    """Say what was wrong in the store."""
+    """Return in words what was wrong in the store."""
     rest = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return (
-        f"{wrong[0]}{rest} of {snapshot.repo} had other content in {store.root} than was received. It is removed "
+        f"{wrong[0]}{rest} of {snapshot.repo} no longer had the content in {store.root} that was received. "
+        "It was removed "
         "there, and was downloaded again. Check this node's disk and memory (dmesg)."
     )
 
@@ -62,7 +63,7 @@ def _put(store: Store, snapshot: Snapshot, name: str, sha256: str) -> None:
     blob = text if kind == verify.GIT else sha256
     top = repository.place
     with (
-        opened(store.path(sha256)) as file,
+        open_blob(store.path(sha256)) as file,
         directory_below(snapshot.cache_dir, f"{top}/blobs", True) as inside,
     ):
         give_name(file, inside, blob)

@@ -18,8 +18,8 @@ def manifest_name(snapshot: Snapshot) -> str:
     return model_name(snapshot.repo, snapshot.commit, snapshot.files)
 
 
-def stored(store: Store, snapshot: Snapshot) -> Manifest | None:
-    """Return the store's manifest of the snapshot; None if it lacks that, or has other files than the lock says."""
+def stored_snapshot(store: Store, snapshot: Snapshot) -> Manifest | None:
+    """Return the store's manifest of the snapshot; None if there is none, or it has other files than the lock says."""
     found = store.manifest(manifest_name(snapshot))
     if found is None or store.missing(found):
         return None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ..common.disk_space import sized
+from ..common.disk_space import human_size
 from ..common.module_main import NodeError
 from ..content import proxies
 from ..content.image_ref import ImageRef, parse_ref
@@ -24,7 +24,7 @@ from ..store.manifest import Manifest
 from ..store.registry_client import RegistryAccess, RegistryClient
 from ..store.repository import LocalRepository, take_repository
 from . import in_store, verify
-from .snapshot import Snapshot, check_snapshot, missing, sizes
+from .snapshot import Snapshot, check_snapshot, missing_files, sizes
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -64,18 +64,20 @@ def _image(store: Store, params: Mapping[str, Any], check: bool) -> dict[str, An
     manifest = list_image(store, client)
     fetched = fetch_blobs(store, client, manifest)
     store.record(manifest)
-    return _result(manifest, [f"{what} ({sized(fetched)} of {sized(manifest.bytes)})"], fetched, started)
+    return _result(
+        manifest, [f"{what} ({human_size(fetched)} of {human_size(manifest.bytes)})"], fetched, started
+    )
 
 
 def _built(store: Store, tag: str, client: DockerClient, check: bool) -> dict[str, Any]:
     started = time.monotonic()
-    found = saved_image.exported(store, client, tag)
+    found = saved_image.exported_layers(store, client, tag)
     known = _right(store, found, check) if found else None
     what = f"save {tag} from the engine into {store.root}"
     if known or check:
         return _result(known, [] if known else [what], 0, started)
     manifest = saved_image.export_image(store, client, tag)
-    return _result(manifest, [f"{what} ({sized(manifest.bytes)})"], manifest.bytes, started)
+    return _result(manifest, [f"{what} ({human_size(manifest.bytes)})"], manifest.bytes, started)
 
 
 def _repository(store: Store, given: Mapping[str, Any], check: bool) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _repository(store: Store, given: Mapping[str, Any], check: bool) -> dict[str
     changed = given["offered"] and taken.manifest != there
     result = _result(taken.manifest, [what] if changed else [], 0, started)
     if taken.wrong:
-        text = f"{repository.path} is not what its manifest says: {taken.wrong}. It comes again from another host"
+        text = f"{repository.path} is not what its manifest says: {taken.wrong}. It is received again from another host"
         result["warnings"] = [f"{text}. Check this node's disk and memory (dmesg)."]
     return result
 
@@ -98,17 +100,17 @@ def _repository(store: Store, given: Mapping[str, Any], check: bool) -> dict[str
 def _model(store: Store, snapshot: Snapshot, check: bool) -> dict[str, Any]:
     started = time.monotonic()
     known = _checked(store, in_store.manifest_name(snapshot), check)
-    if known and in_store.stored(store, snapshot) is None:
+    if known and in_store.stored_snapshot(store, snapshot) is None:
         known = None
     what = f"link {snapshot.repo}@{snapshot.commit} from {snapshot.cache_dir} into {store.root}"
-    what += f" ({len(snapshot.files)} files, {sized(snapshot.bytes)})"
+    what += f" ({len(snapshot.files)} files, {human_size(snapshot.bytes)})"
     if known or check:
         return _result(known, [] if known else [what], 0, started)
-    absent = missing(snapshot, sizes(snapshot))
+    absent = missing_files(snapshot, sizes(snapshot))
     if absent:
         raise NodeError(
-            f"{snapshot.cache_dir} lacks {len(absent)} of {len(snapshot.files)} files of "
-            f"{snapshot.repo}@{snapshot.commit} ({absent[0]} first), so this host cannot give it to others. "
+            f"{snapshot.cache_dir} is missing {len(absent)} of {len(snapshot.files)} files of "
+            f"{snapshot.repo}@{snapshot.commit} (such as {absent[0]}), so this host cannot give it to others. "
             "Deploy it here, which downloads it (deploy.yml with --limit), and run again."
         )
     return _result(in_store.share(store, snapshot), [what], 0, started)

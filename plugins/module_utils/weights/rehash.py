@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read everything again that a node keeps of images and weights, and remove what is no longer what it was."""
+"""Read again everything that a node keeps of images and weights, and remove what has changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.disk_space import sized
+from ..common.disk_space import human_size
 from ..common.module_main import NodeError
 from ..content.model_manifest import MANIFEST
 from ..disk.beneath import names_below
@@ -40,7 +40,7 @@ def rehash(store: Store, caches: Sequence[str], models: str, check: bool) -> dic
     unknown = [item.repo for item in snapshots if not item.hashes]
     blobs = store.blobs()
     size = sum(store.size(name) or 0 for name in blobs)
-    # Before the store, whose blobs are the same files: what is wrong has two names, and both go.
+    # Before the store, whose blobs are the same files: what is wrong has two names, and both are removed.
     wrong = [*_made(models, check), *_stored(store, check), *_cached(snapshots, check)]
     amount = size + sum(item.bytes for item in snapshots)
     result: dict[str, Any] = {
@@ -70,7 +70,7 @@ def _made(models: str, check: bool) -> Iterator[WrongFile]:
     for path in local_repositories(models):
         try:
             different = reread(LocalRepository(path))
-        except NodeError as error:  # its manifest is of no use
+        except NodeError as error:  # its manifest is unusable
             yield WrongFile(str(error).partition(". ")[0], True)
             continue
         for name in (*different.changed, *different.added):
@@ -120,7 +120,7 @@ def _snapshot(repository: HubRepository, place: str, text: str) -> Snapshot:
         check_snapshot(snapshot)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NodeError(
-            f"{path} is broken ({type(error).__name__}: {error}). Delete it; the next deploy verifies the files anew."
+            f"{path} is broken ({type(error).__name__}: {error}). Delete it; the next deploy verifies the files again."
         ) from error
     return snapshot
 
@@ -137,12 +137,17 @@ def _explain(wrong: Sequence[WrongFile], amount: int, check: bool) -> str:
     named = "; ".join(item.text for item in wrong[:_NAMED])
     more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
     done = (
-        "They would be removed" if check else "They are removed: run playbooks/deploy.yml to fetch them again"
+        "They would be removed"
+        if check
+        else "They were removed: run playbooks/deploy.yml to fetch them again"
     )
     text = (
-        f"Wrong content in {len(wrong)} files of {sized(amount)} that were read: {named}{more}. {done}. Check this "
+        f"Wrong content in {len(wrong)} files of {human_size(amount)} that were read: {named}{more}. "
+        f"{done}. Check this "
         "node's disk and memory (dmesg)."
     )
     if any(item.used for item in wrong):
-        text += " Instances that loaded them answer wrongly until they load good ones: playbooks/restart.yml."
+        text += (
+            " Instances that loaded them give wrong answers until they load good ones: playbooks/restart.yml."
+        )
     return text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model at a commit in the Hugging Face cache of a node: which files it must have, and which of them it lacks."""
+"""A model at a commit in the Hugging Face cache of a node: which files it must have, and which of them are missing."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def wrong(snapshot: Snapshot, found: Mapping[str, int | None]) -> list[str]:
     return [name for name, size in sorted(found.items()) if size is not None and size != snapshot.files[name]]
 
 
-def missing(snapshot: Snapshot, found: Mapping[str, int | None]) -> list[str]:
+def missing_files(snapshot: Snapshot, found: Mapping[str, int | None]) -> list[str]:
     """Return files that are missing or have a wrong size."""
     return [name for name, size in sorted(snapshot.files.items()) if found[name] != size]
 

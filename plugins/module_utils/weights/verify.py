@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from ..common.abandoned import leave_if_abandoned
 from ..common.module_main import NodeError
 from ..disk.beneath import directory_below
-from .snapshot import Snapshot, missing, remove_file, sizes
+from .snapshot import Snapshot, missing_files, remove_file, sizes
 
 SHA256, GIT = "sha256", "git-sha1"
 THREADS = 8  # files read at once
@@ -44,7 +44,7 @@ def expected_hash(snapshot: Snapshot, name: str) -> str:
 def check_sizes(snapshot: Snapshot) -> None:
     """Raise NodeError unless every file exists with its size."""
     found = sizes(snapshot)
-    absent = missing(snapshot, found)
+    absent = missing_files(snapshot, found)
     if not absent:
         return
     first = absent[0]
@@ -91,11 +91,13 @@ def _wrong_content(
         parts.append(f"and {len(wrong) - _NAMED} more")
     text = (
         f"Wrong content in {len(wrong)} of {len(snapshot.files)} files of {snapshot.repo}@{snapshot.commit}, from "
-        f"{source}: {'; '.join(parts)}. They are removed from {snapshot.path}. Run again to download them; if they "
+        f"{source}: {'; '.join(parts)}. They were removed from {snapshot.path}. Run again to download them; if they "
         "are wrong again, a mirror or proxy on the way alters them, or this node's disk or memory does (dmesg)."
     )
     if used:
-        text += " Instances that loaded them answer wrongly until they load good ones: playbooks/restart.yml."
+        text += (
+            " Instances that loaded them give wrong answers until they load good ones: playbooks/restart.yml."
+        )
     return text
 
 

@@ -395,7 +395,7 @@ def test_a_report_that_cannot_be_written_again_fails_no_accuracy(report: Report,
     (page.parent / "summary.json").write_text("{}")
     result = report({"n1": [entry()]}, run="one")
     assert not result.get("failed")
-    assert "The report of the newest benchmark is as it was: " in result["printed"][0]
+    assert "The report of the newest benchmark was not changed: " in result["printed"][0]
     assert page.read_text() == before
 
 

@@ -72,7 +72,7 @@ def node(tmp_path: Path, run_module: Any, monkeypatch: pytest.MonkeyPatch) -> No
         ActionBase, "_execute_module", lambda _self, module_args, **_more: made.execute(module_args)
     )
     # The lease is another test's matter.
-    monkeypatch.setattr(blob_bundle, "leased", lambda _module, call: call)
+    monkeypatch.setattr(blob_bundle, "run_leased", lambda _module, call: call)
     return made
 
 
@@ -143,7 +143,7 @@ def test_a_bundle_that_is_exchanged_after_its_id_was_read_is_refused(node: Node)
     node.after_read = exchange
     result = node.play("loaded", id=own)
     assert result["failed"]
-    assert f"{own} is expected" in result["msg"]
+    assert f"{own} was expected" in result["msg"]
 
 
 def test_a_key_signs_and_stays_here(node: Node, key: dict[str, str]) -> None:

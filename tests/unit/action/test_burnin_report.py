@@ -74,13 +74,13 @@ def test_hosts_that_were_not_tested_have_their_reason(tmp_path: Path) -> None:
 
 def test_a_test_between_gpus_that_failed_is_no_success(tmp_path: Path) -> None:
     crashed = outcome()
-    crashed["__burnin_result"]["burnin"]["reduce"][3] = {"gpu": 3, "error": "ended with -11"}
+    crashed["__burnin_result"]["burnin"]["reduce"][3] = {"gpu": 3, "error": "ended with exit code -11"}
     done = report({"n1": crashed, "n2": outcome(peers_error="not done in time")}, run="r1")
     assert done["failed"]
     assert done["msg"].startswith("2 hosts not tested as a whole")
     failed = json.loads((tmp_path / "results/r1/burnin.json").read_text())["failed"]
     assert failed == {
-        "n1": "test between GPUs: ended with -11",
+        "n1": "test between GPUs: ended with exit code -11",
         "n2": "test between GPUs: not done in time",
     }
 

@@ -122,7 +122,7 @@ def test_when_the_time_is_over_the_rest_has_failed(run_module: Any) -> None:
     assert not failed
     assert len(asked) == 1  # which endpoint there is
     errors = {row["error"] for row in result["instances"][0]["answers"]}
-    assert errors == {"not asked: the time for this instance was over"}
+    assert errors == {"not asked: the time for this instance was used up"}
 
 
 def test_ranks_that_serve_nothing_are_left_out(run_module: Any) -> None:

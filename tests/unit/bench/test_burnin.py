@@ -137,7 +137,7 @@ def test_check_mode_starts_nothing(tree: Tree, docker: FakeDocker) -> None:
             1,
             "PyTorch sees no GPU",
         ),
-        (None, 1, "ended with 1: ModuleNotFoundError: No module named 'torch'"),
+        (None, 1, "ended with exit code 1: ModuleNotFoundError: No module named 'torch'"),
     ],
 )
 def test_a_test_that_cannot_run_is_a_failure_with_its_reason(
@@ -168,9 +168,9 @@ def test_tools_of_the_host_are_named(tree: Tree) -> None:
     [
         (f"print('x'); print({program.MARK!r} + '{{\"copy_gbps\": 1}}'); print('y')", {"gpu": 0, "copy_gbps": 1}),
         ("import os; print('HIP error: lost', flush=True); os._exit(3)",
-         {"gpu": 0, "error": "ended with 3: HIP error: lost"}),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", {"gpu": 0, "error": "ended with -11: "}),
-        ("import time; time.sleep(600)", {"gpu": 0, "error": "not done in time: the GPU hangs, or is very slow"}),
+         {"gpu": 0, "error": "ended with exit code 3: HIP error: lost"}),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", {"gpu": 0, "error": "ended with exit code -11: "}),
+        ("import time; time.sleep(600)", {"gpu": 0, "error": "did not finish in time: the GPU hangs, or is very slow"}),
     ],
 )  # fmt: skip
 def test_a_process_that_dies_or_hangs_is_a_result(

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.results import (
     REQUEST_LISTS,
+    compress_lists,
     outcome,
-    packed,
     run_entry,
     separate,
 )
@@ -54,7 +54,7 @@ def record(result: Any, **more: Any) -> dict[str, Any]:
     ("result", "code", "problem", "error"),
     [
         (RESULT, 0, "", None),
-        ({**RESULT, "completed": 0, "failed": 10}, 0, "", "no request of 10 completed."),
+        ({**RESULT, "completed": 0, "failed": 10}, 0, "", "none of 10 requests was completed."),
         ({**RESULT, "completed": 7, "failed": 3}, 0, "", "3 of 10 requests failed."),
         (
             {k: RESULT[k] for k in RESULT if k != "failed"} | {"completed": 9},
@@ -62,7 +62,7 @@ def record(result: Any, **more: Any) -> dict[str, Any]:
             "",
             "1 of 10 requests failed.",
         ),
-        (None, 0, "", "ended well, but wrote no result"),
+        (None, 0, "", "succeeded, but wrote no result"),
         (None, 0, "Expecting value: line 1", "wrote no usable result: Expecting value"),
         ({"x": 1}, 0, "", "has no number 'completed'"),
         (["x"], 0, "", "not a JSON object"),
@@ -119,15 +119,15 @@ def test_results_of_old_clients_have_lists_too_and_those_without_have_none() -> 
 def test_gaps_between_tokens_are_left_out_when_they_are_too_many() -> None:
     rng = random.Random(1)
     lists = separate("serve", {**DETAILED, "itls": [[rng.random() for _ in range(4000)], []]})[1]
-    whole, less = packed(lists, 100_000), packed(lists, 2_000)
+    whole, less = compress_lists(lists, 100_000), compress_lists(lists, 2_000)
     assert set(unpacked(whole)) - set(unpacked(less)) == {"itls"}
     assert len(less or "") <= 2_000
-    assert packed(lists, 10) is None
+    assert compress_lists(lists, 10) is None
 
 
 def test_packing_gives_the_same_text_every_time() -> None:
     lists = separate("serve", DETAILED)[1]
-    assert packed(lists, 10_000) == packed(lists, 10_000)
+    assert compress_lists(lists, 10_000) == compress_lists(lists, 10_000)
 
 
 def test_offline_results_are_kept_as_they_are() -> None:

@@ -451,7 +451,7 @@ def test_a_failing_cell_does_not_stop_the_others(docker: FakeDocker, run_module:
     assert "wrote no result" in entries["b"]["error"]
     assert entries["c"]["error"].startswith("3 of 10 requests failed.")
     assert entries["c"]["runs"][0]["result"]["completed"] == 7
-    assert result["msg"].startswith("2 of 3 serve benchmarks failed. llama-0, b: the client ended well")
+    assert result["msg"].startswith("2 of 3 serve benchmarks failed. llama-0, b: the client succeeded")
 
 
 def test_a_stopped_benchmark_goes_on_where_it_was(
@@ -661,7 +661,7 @@ def test_a_benchmark_that_hangs_is_stopped(docker: FakeDocker, run_module: Any) 
     docker.programs["instinct-bench-"] = client(seconds=60)
     result, failed = run_module(vllm_bench.main, args(docker, instance(), timeout=1))
     assert failed
-    assert "not done after 1 s, and stopped" in result["msg"]
+    assert "did not finish within 1 s, and was stopped" in result["msg"]
     assert set(docker.containers) == {"instinct-llama-0", "instinct-llama-1"}
 
 
@@ -676,7 +676,7 @@ BAD_INPUT = [
     ({"run": "../x"}, {}, "is not a name"),
     ({"run": "a/b"}, {}, "is not a name"),
     ({"kind": "sevre"}, {}, "value of kind must be one of"),
-    ({"jobs": {}}, {}, "jobs[llama-0]: there is none"),
+    ({"jobs": {}}, {}, "jobs[llama-0] is missing"),
     ({"work": job(blocks=0)}, {}, "jobs[llama-0]: blocks 0, most 1"),
     ({"work": job(blocks=4)}, {}, "blocks 4, most 1"),
     ({"work": job(order=[["other"]])}, {}, "order needs all cells once in each of 1 blocks"),

@@ -14,7 +14,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.bench.power import 
 from ansible_collections.instinct.fleet.plugins.module_utils.bench.smi_metrics import (
     parse_metric,
     parse_static,
-    throttled,
+    throttle_shares,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.telemetry import (
     telemetry_columns,
@@ -94,7 +94,7 @@ def test_a_warning_may_come_first() -> None:
 )
 def test_share_of_the_time(before: Any, after: Any, expected: dict[str, float] | None) -> None:
     first, last = ({"throttle": item[0], "throttle_counter": item[1]} for item in (before, after))
-    assert throttled(first, last) == expected
+    assert throttle_shares(first, last) == expected
 
 
 # ---- power -----------------------------------------------------------------------------------------

@@ -251,7 +251,7 @@ def test_a_corrupt_volume_is_refused_by_name(
     assert "sha256:" in said["msg"]
     refused = load(fails=True)
     assert name in refused["msg"]
-    assert "goes on" in refused["msg"]
+    assert "continues" in refused["msg"]
     assert target.verify() == {}
     _flip(tmp_path / "bundle" / name, 600)
     load()
@@ -360,7 +360,7 @@ def test_another_bundle_is_not_overwritten(create: Any, source: Store, tmp_path:
     before = _tree(tmp_path / "bundle")
     other = _fill(source, {"x": b"x"}, "model lab/other@1")
     said = create(fails=True, manifests=[other.to_json()])
-    assert "has another bundle, of llama" in said["msg"]
+    assert "holds another bundle, of llama" in said["msg"]
     assert _tree(tmp_path / "bundle") == before
 
 
@@ -383,7 +383,7 @@ def test_a_wrong_blob_of_the_store_does_not_get_into_a_bundle(
     assert blob in said["msg"]
     assert source.size(blob) is None
     assert not (tmp_path / "bundle/bundle.json").exists()
-    assert "lacks 1 blobs" in create(fails=True, manifests=json.loads(json.dumps(_manifests())))["msg"]
+    assert "is missing 1 blobs" in create(fails=True, manifests=json.loads(json.dumps(_manifests())))["msg"]
 
 
 BLOB = sha256(CONTENT["model.safetensors"]).hexdigest()
@@ -402,7 +402,7 @@ def test_a_piece_is_not_written_again_from_a_wrong_blob(
     _flip(tmp_path / "bundle" / first["name"], first["bytes"] - 5000)
     _flip(Path(source.path(BLOB)), 100)
     said = create(fails=True)
-    assert f"{source.path(BLOB)} of model lab/m@1 has other content" in said["msg"]
+    assert f"{source.path(BLOB)} of model lab/m@1 does not match the hash in its name" in said["msg"]
     assert source.size(BLOB) is None
     _fill(source, CONTENT)
     create()
@@ -465,7 +465,7 @@ def test_pieces_of_no_blob_are_found_although_each_volume_is_as_the_index_says(
     volumes[1]["sha256"] = sha256((tmp_path / "bundle" / volumes[1]["name"]).read_bytes()).hexdigest()
     path.write_text(json.dumps(index))
     names = " and ".join(item["name"] for item in volumes)
-    expected = f"sha256:{BLOB} in {names} has other content, as it was written: make the bundle again"
+    expected = f"sha256:{BLOB} in {names} does not match its hash and was written so: make the bundle again"
     assert verify(fails=True)["wrong"] == [expected]
     assert BLOB in load(fails=True)["msg"]
 
@@ -489,7 +489,7 @@ def test_another_bundle_than_the_wanted_one_is_refused(
     other = "f" * 64
     for run in (load, verify):
         said = run(fails=True, id=other)["msg"]
-        assert f"has the id {own}, and {other} is expected" in said
+        assert f"has the id {own}, but {other} was expected" in said
     assert not os.path.exists(target.root)
     # Whatever is changed in the index, the id is another one.
     path = tmp_path / "bundle/bundle.json"
@@ -500,7 +500,7 @@ def test_another_bundle_than_the_wanted_one_is_refused(
     ):
         text = path.read_text()
         path.write_text(json.dumps({**json.loads(text), key: value}))
-        assert "is expected" in verify(fails=True, id=own)["msg"]
+        assert "was expected" in verify(fails=True, id=own)["msg"]
         path.write_text(text)
     verify(id=own)
     assert load(id=own)["changed"]

@@ -140,7 +140,7 @@ def _dropped_piece(data: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda data: data.update(schema=2), "has schema 2, and this release reads 1"),
+        (lambda data: data.update(schema=2), "has schema 2, but this release reads 1"),
         (lambda data: data.pop("volumes"), "is not the index of a bundle"),
         (lambda data: data["volumes"][0].update(name="../../etc/x.tar"), "is not the index of a bundle"),
         (lambda data: data["volumes"][0].update(bytes=7), "7 bytes by its entry"),

@@ -112,7 +112,11 @@ def test_a_type_that_no_gpu_of_the_host_computes_is_no_fault() -> None:
 
 @pytest.mark.parametrize(
     ("rank", "error"),
-    [({}, ""), ({"error": "ended with -11"}, "test between GPUs: ended with -11"), ({"rates": {}}, "")],
+    [
+        ({}, ""),
+        ({"error": "ended with exit code -11"}, "test between GPUs: ended with exit code -11"),
+        ({"rates": {}}, ""),
+    ],
     ids=["right", "crashed", "without rates"],
 )
 def test_a_rank_that_failed_does_not_leave_the_others_as_the_nodes_speed(

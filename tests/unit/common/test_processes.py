@@ -122,8 +122,8 @@ def test_a_group_is_not_killed_after_its_program_was_reaped(monkeypatch: pytest.
             GENEROUS,
             "/nowhere/tool a cannot be started: No such file or directory. Fix.",
         ),
-        (["/bin/sh", "-c", "echo why >&2; exit 3"], GENEROUS, "exit 3 ended with 3: why Fix."),
-        (["/bin/sleep", "600"], 0.1, "/bin/sleep 600 was killed, as it was not done after 0 s. Fix."),
+        (["/bin/sh", "-c", "echo why >&2; exit 3"], GENEROUS, "exit 3 ended with exit code 3: why Fix."),
+        (["/bin/sleep", "600"], 0.1, "/bin/sleep 600 did not finish within 0 s and was killed. Fix."),
     ],
 )
 def test_a_program_that_must_succeed(words: list[str], limit: float, message: str) -> None:

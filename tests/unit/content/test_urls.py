@@ -117,7 +117,7 @@ def test_a_proxys_account_is_known_as_a_secret_and_not_shown(user: str, password
     said = redact(json.dumps({"text": f"curl: proxy {proxy['https_proxy']} refused {password}"}))
     assert password not in said
     assert f"{user}:" not in said
-    assert proxies.shown(proxy) == f" through the proxy http://{host}"
+    assert proxies.through_proxy(proxy) == f" through the proxy http://{host}"
 
 
 def test_an_index_with_an_account_is_refused_before_anything_is_asked() -> None:

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.disk.untrusted_tree import (
     DEEPEST,
-    checked,
+    checked_entries,
     publish_tree,
     set_mode,
     walk,
@@ -96,7 +96,7 @@ def test_what_is_replaced_after_it_was_looked_at_is_not_followed(tmp_path: Path)
         entry = next(entries)
         (tree / "x").rename(tree / "away")
         (tree / "x").symlink_to(outside / target)
-        with pytest.raises(NodeError, match=f"{tree}/x was replaced while it was looked at"):
+        with pytest.raises(NodeError, match=f"{tree}/x was replaced while it was being checked"):
             set_mode(entry, 0o777)
     assert state(outside) == before
 
@@ -108,7 +108,7 @@ def test_a_directory_that_is_replaced_while_it_is_walked_is_not_followed(tmp_pat
     assert next(entries).path == "x"
     (tree / "x").rmdir()
     (tree / "x").symlink_to(outside)
-    with pytest.raises(NodeError, match="tree/x was replaced while it was looked at"):
+    with pytest.raises(NodeError, match="tree/x was replaced while it was being checked"):
         next(entries)
 
 
@@ -139,4 +139,4 @@ def test_a_tree_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     """Each level costs a descriptor and a call on the stack; a container can make any number of them."""
     (tmp_path / "/".join("d" * (DEEPEST + 2))).mkdir(parents=True)
     with pytest.raises(NodeError, match=f"is more than {DEEPEST} directories deep"):
-        list(checked(str(tmp_path)))
+        list(checked_entries(str(tmp_path)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.dockerfile import (
     candidates,
-    pinned,
+    pin_bases,
     read_dockerfile,
     unknown_arguments,
 )
@@ -72,13 +72,14 @@ def test_arguments_of_all_stages() -> None:
 
 def test_only_the_lines_that_name_a_base_are_changed() -> None:
     base = f"rocm/vllm-dev@{DIGEST}"
-    found = pinned(VLLM, {}, {"rocm/vllm-dev:base": base})
+    found = pin_bases(VLLM, {}, {"rocm/vllm-dev:base": base})
     assert found == VLLM.replace("FROM ${BASE_IMAGE} AS base", f"FROM {base} AS base")
-    assert pinned(VLLM, {}, {}) == VLLM
+    assert pin_bases(VLLM, {}, {}) == VLLM
     assert (
-        pinned("FROM --platform=linux/amd64 a:1\n", {}, {"a:1": "a@x"}) == "FROM --platform=linux/amd64 a@x\n"
+        pin_bases("FROM --platform=linux/amd64 a:1\n", {}, {"a:1": "a@x"})
+        == "FROM --platform=linux/amd64 a@x\n"
     )
-    assert pinned("FROM a:1 AS a\nFROM a\n", {}, {"a:1": "a@x", "a": "a@y"}) == "FROM a@x AS a\nFROM a\n"
+    assert pin_bases("FROM a:1 AS a\nFROM a\n", {}, {"a:1": "a@x", "a": "a@y"}) == "FROM a@x AS a\nFROM a\n"
 
 
 @pytest.mark.parametrize(
@@ -86,11 +87,11 @@ def test_only_the_lines_that_name_a_base_are_changed() -> None:
     [
         (
             "USE_CYTON",
-            "build.args: USE_CYTON is no ARG of D, so it changes nothing. Did you mean USE_CYTHON?",
+            "build.args: USE_CYTON is not an ARG of D, so it changes nothing. Did you mean USE_CYTHON?",
         ),
         (
             "use_cython",
-            "build.args: use_cython is no ARG of D, so it changes nothing. Did you mean USE_CYTHON?",
+            "build.args: use_cython is not an ARG of D, so it changes nothing. Did you mean USE_CYTHON?",
         ),
         ("USE_CYTHON", ""),
         ("https_proxy", ""),
@@ -102,7 +103,7 @@ def test_arguments_that_change_nothing(given: str, text: str) -> None:
 
 
 def test_a_dockerfile_without_arguments() -> None:
-    assert unknown_arguments(["A"], [], "D") == ["build.args: A is no ARG of D, so it changes nothing."]
+    assert unknown_arguments(["A"], [], "D") == ["build.args: A is not an ARG of D, so it changes nothing."]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_ours_begin_from_an_image_and_build_a_named_commit(path: Path) -> None:
     assert read_dockerfile(text, {}).bases == ()
     found = read_dockerfile(text, {"BASE_IMAGE": "rocm/vllm:1"})
     assert found.bases == ("rocm/vllm:1",)
-    by_digest = pinned(text, {"BASE_IMAGE": "rocm/vllm:1"}, {"rocm/vllm:1": f"rocm/vllm@{DIGEST}"})
+    by_digest = pin_bases(text, {"BASE_IMAGE": "rocm/vllm:1"}, {"rocm/vllm:1": f"rocm/vllm@{DIGEST}"})
     assert f"FROM rocm/vllm@{DIGEST}\n" in by_digest
     (ref,) = [name for name in found.arguments if name.endswith("_REF")]
     assert f'RUN test -n "${{{ref}}}"' in text, "without one it fails at once"

@@ -544,13 +544,13 @@ def test_an_image_built_before_only_gets_its_tag(docker: FakeDocker, run_module:
             {"git": GIT, "docker": 'case "$1" in build) echo "ERROR: no pip"; echo done; exit 1;; esac'},
             "(exit code 1): ERROR: no pip",
         ),
-        ({"git": GIT, "docker": 'case "$1" in build) sleep 20;; esac'}, "not done after 1 s"),
+        ({"git": GIT, "docker": 'case "$1" in build) sleep 20;; esac'}, "did not finish within 1 s"),
         (
             {
                 "git": GIT,
                 "docker": """case "$1" in build) trap '' TERM; while :; do sleep 600; done;; esac""",
             },
-            "not done after 1 s",
+            "did not finish within 1 s",
         ),
         (
             {
@@ -572,7 +572,7 @@ def test_a_build_that_fails_says_why(
 ) -> None:
     tools(tmp_path, monkeypatch, **scripts)
     given = {"build": BUILD, "program": PROGRAM, "docker_socket": docker.path}
-    limit = 1 if "after 1 s" in words else 60
+    limit = 1 if "within 1 s" in words else 60
     result, failed = run_module(vllm_image.main, {**given, "timeout": limit})
     assert failed
     assert words in result["msg"]

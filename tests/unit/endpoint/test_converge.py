@@ -418,7 +418,7 @@ def test_requests_that_only_the_instance_counts(host: Host, monkeypatch: pytest.
     monkeypatch.setattr(Engine, "busy", 2)
     host.apply(host.texts())
     done = set_state(host.balancer, ServerStateRequest((host.name(0),), "drain", "operator", 1), False)
-    assert done["warnings"] == [f"{host.name(0)} still works on 2 requests after 1 s"]
+    assert done["warnings"] == [f"{host.name(0)} still has 2 requests after 1 s"]
 
 
 def test_a_run_leaves_what_the_operator_took_out(host: Host) -> None:

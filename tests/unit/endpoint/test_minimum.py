@@ -67,8 +67,8 @@ def test_half_may_go_and_no_more(node: BalancerNode) -> None:
         drain(node)
     assert str(caught.value) == (
         "Nothing was drained. llama: 4 of 4 serve; this would leave 0, and 2 must stay in service "
-        "(rollout_min_available: 50%). Take fewer at a time: --limit n1. To do it all the same, and have clients get "
-        "503: -e at_once=true."
+        "(rollout_min_available: 50%). Take fewer at a time: --limit n1. To do it anyway, with 503 for clients: "
+        "-e at_once=true."
     )
     assert (node.drained(), node.balancer.drain_record.read()) == ([], {})
     drain(node, hosts=["n1"])
@@ -186,7 +186,7 @@ def test_a_refusal_says_what_its_caller_advises(node: BalancerNode, monkeypatch:
     with pytest.raises(NodeError) as caught:
         balancer_server.work({**options, "servers": everything, "advice": "Repair the others."}, False)
     assert str(caught.value).endswith(
-        "this would leave 0, and the last one has to stay in service. Repair the others."
+        "this would leave 0, and the last one must stay in service. Repair the others."
     )
     n1 = list(find_servers(node.balancer, hosts=["n1"]))
     balancer_server.work({**options, "servers": n1, "advice": "Repair the others."}, False)
@@ -207,7 +207,7 @@ def test_the_operators_minimum(node: BalancerNode, min_available: Any, said: str
             drain(node, hosts=["n1"], min_available=min_available)
     else:
         drain(node, hosts=["n1"], min_available=min_available)
-        with pytest.raises(NodeError, match="the last one has to stay in service"):
+        with pytest.raises(NodeError, match="the last one must stay in service"):
             drain(node, hosts=["n2"], min_available=min_available)
     assert node.drained() == ([] if said else N1)
 
@@ -257,7 +257,7 @@ def test_drain_yml_takes_no_more_than_may_go(node: BalancerNode, place: Path, ar
         "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (rollout_min_available: 50%)."
         in out
     )
-    assert "Take fewer at a time: --limit n1. To do it all the same" in out
+    assert "Take fewer at a time: --limit n1. To do it anyway" in out
     assert node.drained() == []
 
 

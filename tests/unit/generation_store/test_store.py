@@ -230,7 +230,7 @@ def test_lines_of_the_journal_stay_lines(top: Path, run_module: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"keep": 1}, "keep: at least 2"),
+        ({"keep": 1}, "keep must be at least 2"),
         ({"bindings": [{"deployment": "../x", "held": None}]}, "'../x' is not the name of a deployment"),
         (
             {"bindings": [{"deployment": "x", "held": {"generation": 1}}]},
@@ -272,7 +272,7 @@ def test_a_stored_server_is_what_was_planned(top: Path, run_module: Any) -> None
     record = history.kept[0]
     servers = [record.server(member) for member in record.members]
     plain = {"name": "x-0", "stop_timeout": 3, "generation": None}
-    found = store_servers.resolved([*servers, plain])
+    found = store_servers.resolve_servers([*servers, plain])
     assert found == [*(item["server"] for item in given["instances"]), {"name": "x-0", "stop_timeout": 3}]
 
 
@@ -291,4 +291,4 @@ def test_a_stored_server_that_is_not_there(
     run_module(serving_generation.main, args())
     record = History.from_json(observed(top)).kept[0]
     with pytest.raises(NodeError, match=re.escape(message)):
-        store_servers.resolved([{**record.server(record.members[0]), **change}])
+        store_servers.resolve_servers([{**record.server(record.members[0]), **change}])

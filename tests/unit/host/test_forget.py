@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
-from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_data import Wanted
+from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_data import ForgetRequest
 from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_node import ForgottenHost, converge
 from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_parts import tree_parts
 from ansible_collections.instinct.fleet.plugins.module_utils.host.forget_settings import SettingsFiles
@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tests.worlds.fake_docker import FakeDocker, serve_until_stopped
 from tests.worlds.pruned_node import MADE, OTHERS, PrunedNode, commit
 
-NOTHING_MORE, ALL = Wanted(), Wanted(weights=True, images=True)
+NOTHING_MORE, ALL = ForgetRequest(), ForgetRequest(weights=True, images=True)
 SETTINGS = {
     "etc/systemd/system/instinct-partition.service": "[Unit]\n",
     "etc/systemd/system/instinct-fleet-host.service": HEADER,
@@ -72,7 +72,7 @@ class Leaving:
     def ran(self, words: Sequence[str], _seconds: float) -> None:
         self.programs.append(list(words))
 
-    def forget(self, wanted: Wanted = NOTHING_MORE, check: bool = False) -> dict[str, Any]:
+    def forget(self, wanted: ForgetRequest = NOTHING_MORE, check: bool = False) -> dict[str, Any]:
         return converge(DockerClient(self.docker.path), self.host, wanted, check)
 
     def settings(self) -> dict[str, str]:
@@ -136,7 +136,10 @@ def test_weights_images_and_store_stay_unless_asked(leaving: Leaving) -> None:
     assert left.count("-e forget_weights=true") == 2
     assert left.count("-e forget_images=true") == 1
     assert "until a reboot" in left
-    assert (leaving.forget()["changed"], leaving.forget(Wanted(images=True))["changed"]) == (False, True)
+    assert (leaving.forget()["changed"], leaving.forget(ForgetRequest(images=True))["changed"]) == (
+        False,
+        True,
+    )
     # By what was read of images, a later run still knows which are the toolkit's.
     assert not any(name.startswith("r.example/") for name in leaving.docker.images)
 
@@ -146,7 +149,9 @@ def test_nothing_goes_while_a_container_runs(leaving: Leaving) -> None:
     leaving.docker.add_container("instinct-fetch", {"Labels": {"instinct-fleet.fetch": "1"}})
     before = (leaving.settings(), leaving.files())
     assert leaving.forget(ALL, check=True)["actions"]
-    with pytest.raises(NodeError, match=r"Nothing was removed, as these containers run: instinct-fetch\."):
+    with pytest.raises(
+        NodeError, match=r"Nothing was removed, because these containers run: instinct-fetch\."
+    ):
         leaving.forget(ALL)
     assert (leaving.settings(), leaving.files()) == before
     assert leaving.docker.changes() == []
@@ -158,7 +163,7 @@ def test_weights_of_others_stay(leaving: Leaving) -> None:
     theirs.write_text("{}")
     done = leaving.forget(ALL)
     assert leaving.files() == [os.path.relpath(theirs, leaving.top / "node")]
-    assert [text for text in done["left"] if "of another tool, or not complete" in text]
+    assert [text for text in done["left"] if "of another tool, or incomplete" in text]
 
 
 def test_weights_that_a_container_of_another_tool_mounts_stay(leaving: Leaving) -> None:

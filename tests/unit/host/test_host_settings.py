@@ -251,7 +251,12 @@ def test_grubby(tmp_path: Path, cmdline: Run) -> None:
         (["iommu=pt quiet"], "", "", "is not one parameter"),
         (['a="b"'], "", "", "is not one parameter"),
         (["iommu=pt"], "", "", "neither grubby nor update-grub"),
-        (["iommu=pt"], "update-grub", "#!/bin/sh\necho no device >&2\nexit 1\n", "ended with 1: no device"),
+        (
+            ["iommu=pt"],
+            "update-grub",
+            "#!/bin/sh\necho no device >&2\nexit 1\n",
+            "ended with exit code 1: no device",
+        ),
         (["iommu=pt"], "update-grub", "#!/bin/sh\n", "does not have iommu=pt although"),
     ],
 )

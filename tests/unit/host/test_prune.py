@@ -18,7 +18,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.content.image_names import (
     FROM_STORE,
     Override,
-    mirrored,
+    mirror_ref,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import (
     STORE_REGISTRY,
@@ -216,7 +216,7 @@ def test_whatever_the_mirrors_a_pulled_image_is_found_again(
 ) -> None:
     """It stays while something refers to it, and goes when nothing does, with its own tag besides or without."""
     ref = parse_ref(f"{repository}@sha256:{HEX}")
-    there = mirrored(ref, (FROM_STORE,) if stored else rules)
+    there = mirror_ref(ref, (FROM_STORE,) if stored else rules)
     names = [f"{there.repository}@sha256:{HEX}", *([f"{ref.repository}:1"] if tagged else [])]
     found = FoundThings(images=(replace(IMAGE, names=tuple(names)),))
     known = Roots(images=frozenset([f"{ref.repository}@sha256:{HEX}"]), overrides=tuple(rules))
@@ -484,7 +484,7 @@ def test_what_docker_keeps_is_an_error(docker: FakeDocker, node: PrunePaths) -> 
     with pytest.raises(prune_node.NodeError, match=f"Docker keeps image {TAG}: conflict"):
         prune(docker, node)
     docker.errors["DELETE /images"] = (404, "gone")
-    with pytest.raises(prune_node.NodeError, match=f"Still there after its removal: image {TAG}"):
+    with pytest.raises(prune_node.NodeError, match=f"Still there after removal: image {TAG}"):
         prune(docker, node)
 
 

@@ -233,9 +233,9 @@ def test_the_status_module(docker: FakeDocker, run_module: Any) -> None:
     [
         ("running", 0, False, ""),
         ("running", 600, True, ""),
-        ("exited", 0, False, "llama-0 does not run any more: its container is exited with code 0"),
-        ("exited", 600, True, "llama-0 does not run any more: its container is exited with code 0"),
-        ("", 0, False, "llama-0 does not run any more: its container is absent"),
+        ("exited", 0, False, "llama-0 no longer runs: its container is exited with code 0"),
+        ("exited", 600, True, "llama-0 no longer runs: its container is exited with code 0"),
+        ("", 0, False, "llama-0 no longer runs: its container is absent"),
     ],
 )
 def test_the_watching_module(
@@ -260,7 +260,7 @@ def test_one_that_ends_while_it_is_watched(
     given = {"servers": ["llama-0"], "seconds": 60, "docker_socket": docker.path}
     result, failed = run_module(vllm_watch.main, given)
     assert failed
-    assert result["msg"] == "llama-0 does not run any more: its container is exited with code 143"
+    assert result["msg"] == "llama-0 no longer runs: its container is exited with code 143"
 
 
 @pytest.mark.parametrize(("check", "failed"), [(True, True), (False, True)])

@@ -14,9 +14,9 @@ from ansible_collections.instinct.fleet.plugins.module_utils.host import status 
 from ansible_collections.instinct.fleet.plugins.module_utils.host.status import (
     StatusPaths,
     endpoint_of,
-    measured,
+    load_and_speed,
+    read_metrics,
     read_node,
-    speed,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.held_bytes import held_bytes
 from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import Proof
@@ -45,7 +45,7 @@ __all__ = ["host"]  # a fixture
     ],
 )
 def test_metrics_of_several_releases(text: str, expected: dict[str, float] | None) -> None:
-    found = measured(text)
+    found = read_metrics(text)
     assert (
         found == expected if expected is None else {key: (found or {})[key] for key in expected} == expected
     )
@@ -53,7 +53,7 @@ def test_metrics_of_several_releases(text: str, expected: dict[str, float] | Non
 
 def test_speed() -> None:
     first = {"running": 1.0, "waiting": 0.0, "generated": 100.0, "prompted": 50.0}
-    found = speed(first, {**first, "generated": 400.0, "prompted": 20.0}, 1.5)
+    found = load_and_speed(first, {**first, "generated": 400.0, "prompted": 20.0}, 1.5)
     assert (found["tokens_per_second"], found["prompt_tokens_per_second"], found["kv"]) == (200.0, None, None)
 
 

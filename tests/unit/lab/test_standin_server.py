@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import proven
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import proven_backends
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.vllm.attention_backends import Backends
 
 from lab import models
@@ -285,7 +285,7 @@ class TestStart:
         backends = Backends(known.release(Knobs.version), known.line, known.backends)
         lines = {name: backends.log_lines(name) for name in known.backends["backends"]}
         standin = start("some/model", *arguments, env=env)
-        assert list(proven(lines, standin.log.splitlines())) == [backend]
+        assert list(proven_backends(lines, standin.log.splitlines())) == [backend]
 
     def test_nothing_listens_before_it_is_ready(self, start: Start) -> None:
         begun = time.monotonic()

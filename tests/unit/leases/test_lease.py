@@ -77,7 +77,7 @@ def found(place: Path) -> dict[str, Any]:
 
 def made(given: dict[str, Any], result: Any = CHANGED, check: bool = False, drained: Any = None) -> Any:
     module = SimpleNamespace(params={"lease": given}, check_mode=check)
-    return lease.leased(module, lambda: result, drained)()
+    return lease.run_leased(module, lambda: result, drained)()
 
 
 def refused(given: dict[str, Any], result: Any = CHANGED) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_every_change_renews_the_tag_and_nothing_else_does(place: Path) -> None:
     made(call(A, seen=""), SAME)
     assert found(place)["tag"] == tag
     with pytest.raises(ZeroDivisionError):
-        lease.leased(SimpleNamespace(params={"lease": call(A)}, check_mode=False), lambda: 1 // 0)()
+        lease.run_leased(SimpleNamespace(params={"lease": call(A)}, check_mode=False), lambda: 1 // 0)()
     assert found(place)["tag"] == f"{A}:2"
     passed(place, 121)
     assert refused(call(B, seen=tag))["why"] == STALE_PLAN
@@ -126,7 +126,7 @@ def test_a_call_that_changes_nothing_leaves_the_tag_of_one_beside_it(place: Path
         made(call(A))
         return SAME
 
-    lease.leased(SimpleNamespace(params={"lease": call(A)}, check_mode=False), beside)()
+    lease.run_leased(SimpleNamespace(params={"lease": call(A)}, check_mode=False), beside)()
     assert found(place)["tag"] == f"{A}:2"
 
 
@@ -177,7 +177,7 @@ def work():
     print("at work", flush=True)
     time.sleep(float(sys.argv[4]))
     return {"changed": True}
-lease.leased(SimpleNamespace(params={"lease": json.loads(sys.argv[3])}, check_mode=False), work)()
+lease.run_leased(SimpleNamespace(params={"lease": json.loads(sys.argv[3])}, check_mode=False), work)()
 """
 
 
@@ -209,7 +209,7 @@ def test_a_call_holds_the_lease_as_long_as_its_process_lives(root: Path, place: 
         assert not is_at_work(place, B)
         assert refused(call(B))["why"] == OTHER_RUN
         module = SimpleNamespace(params={"lease": call(A)}, check_mode=False)
-        assert lease.leased(module, lambda: SAME)() == SAME  # calls of one run work side by side
+        assert lease.run_leased(module, lambda: SAME)() == SAME  # calls of one run work side by side
         assert is_at_work(place, A)
         passed(place, 10_000)
         process.kill()

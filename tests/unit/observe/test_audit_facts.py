@@ -12,9 +12,9 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.observe import kernel_cmdline
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.audit_facts import (
     acs_control,
-    chosen,
     next_boot,
     read_host,
+    selected_word,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.observe.source import Source
 
@@ -220,7 +220,7 @@ def test_no_known_boot_loader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "expected"), [("[a] b", "a"), ("a", "a"), ("", None), (None, None)])
 def test_chosen(text: str | None, expected: str | None) -> None:
-    assert chosen(text) == expected
+    assert selected_word(text) == expected
 
 
 @pytest.mark.parametrize("words", [("pci=bfsort",), ("pci=realloc=off", "iommu=pt")])

@@ -164,7 +164,7 @@ REFUSED = {
     "virtual machine": Case(("platform=guest",), CPX4, OLD, "inside this virtual machine"),
     "a driver before partitioning": Case(("driver=old",), CPX, OLD, "offers no compute partition modes"),
     "wrong mode": Case((), {"compute": "TPX"}, OLD, "mode TPX is not offered"),
-    "mode that does not go": Case((), {"compute": "DPX", "memory": "NPS4"}, OLD, "DPX does not go with NPS4"),
+    "mode that does not go": Case((), {"compute": "DPX", "memory": "NPS4"}, OLD, "DPX cannot be combined with NPS4"),
     "memory mode that is not offered": Case(("memory_modes=NPS1",), CPX4, OLD, "Offered: NPS1"),
     "GPU in reset": Case(("gpu-reset=3",), CPX, OLD, "wait for a reset to end"),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from ansible_collections.instinct.fleet.plugins.module_utils.partition.holders i
     holders,
     owner_of,
     services,
-    unmanaged,
+    unmanaged_holders,
 )
 from ansible_collections.instinct.fleet.plugins.module_utils.partition.journal import (
     STEPS,
@@ -151,7 +151,9 @@ def test_containers(proc: Proc, labels: Any, image: str, service: Service | None
 
 def test_a_container_of_another_engine_is_foreign(proc: Proc) -> None:
     proc.process(1, "/dev/kfd", command="python3", cgroup=f"0::/kubepods/cri-containerd-{ID}.scope\n")
-    assert [holder.name for holder in unmanaged(proc.found())] == [f"pid 1 python3 in container {ID[:12]}"]
+    assert [holder.name for holder in unmanaged_holders(proc.found())] == [
+        f"pid 1 python3 in container {ID[:12]}"
+    ]
 
 
 def test_units_and_screens(proc: Proc) -> None:
@@ -166,7 +168,7 @@ def test_units_and_screens(proc: Proc) -> None:
         Service("unit", "gpuagent.service"),
         Service("unit", "display-manager.service"),
     )
-    assert [holder.name for holder in unmanaged(found)] == [
+    assert [holder.name for holder in unmanaged_holders(found)] == [
         "pid 2 /opt/mine of mine.service",
         "pid 4 vllm (a zombie: its parent has to be stopped)",
     ]

@@ -460,10 +460,10 @@ def test_vram_in_use_is_no_matter_of_a_change_that_was_not_to_free_it() -> None:
     [
         (
             PartitionRequest("SPX", "NPS4"),
-            "SPX does not go with NPS4: 1 compute partition cannot use 4 memory partitions",
+            "SPX cannot be combined with NPS4: 1 compute partition cannot use 4 memory partitions",
         ),
         (PartitionRequest("DPX", "NPS4"), "Choose a compute mode with at least 4: QPX, CPX."),
-        (PartitionRequest(memory="NPS4"), "SPX does not go with NPS4"),
+        (PartitionRequest(memory="NPS4"), "SPX cannot be combined with NPS4"),
         (PartitionRequest("CPX", "NPS4", gpus=("0",)), "memory: NPS4 is a mode of the whole node"),
         (PartitionRequest("TPX"), "mode TPX is not offered in memory partition mode NPS1"),
     ],

@@ -583,7 +583,7 @@ def test_a_missing_render_node_is_an_error(tree: Tree, module: Any) -> None:
     (tree.root / "dev/dri/renderD131").unlink()
     result, failed = module()
     assert failed
-    assert "GPU 0 (0000:05:00.0) lacks /dev/dri/renderD131" in result["msg"]
+    assert "GPU 0 (0000:05:00.0) is missing /dev/dri/renderD131" in result["msg"]
     assert tree.modes() == ["SPX"] * 8
 
 
@@ -648,7 +648,7 @@ def test_dies_of_an_unknown_gpu_come_from_its_neighbours() -> None:
     ],
 )
 def test_named(indices: list[int], text: str) -> None:
-    assert partition_gpus.named([gpu(index) for index in indices]) == text
+    assert partition_gpus.gpu_names([gpu(index) for index in indices]) == text
 
 
 def test_select_takes_addresses_in_any_case() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.content.image_names import FROM_STORE, mirrored
+from ansible_collections.instinct.fleet.plugins.module_utils.content.image_names import FROM_STORE, mirror_ref
 from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import parse_ref
 from ansible_collections.instinct.fleet.plugins.plugin_utils.base.checker import Checker
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.observed.node_state import NodeState
@@ -40,7 +40,7 @@ MIRRORED = f"mirror.example/lab-images/lab/vllm@{DIGEST}"
 )
 def test_names_at_mirrors(ref: str, name: str) -> None:
     check = Checker()
-    found = mirrored(parse_ref(ref), parse_overrides(check, RULES))
+    found = mirror_ref(parse_ref(ref), parse_overrides(check, RULES))
     assert (found.repository, found.tag, check.problems) == (name, parse_ref(ref).tag, [])
 
 
@@ -104,7 +104,7 @@ def test_hosts_of_one_engine_may_have_it_from_different_places() -> None:
     ],
 )
 def test_names_in_the_content_store_lead_back_to_the_images_own(ref: str, name: str) -> None:
-    there = mirrored(parse_ref(ref), [FROM_STORE])
+    there = mirror_ref(parse_ref(ref), [FROM_STORE])
     assert there.repository == name
     image = {"id": "sha256:x", "tags": [], "digests": [f"{name}@{DIGEST}"], "bytes": 1}
     found = add_own_names(NodeState.from_json(state(images=[image])), (FROM_STORE,))

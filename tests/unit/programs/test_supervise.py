@@ -226,7 +226,7 @@ def test_what_nobody_read_is_counted(tmp_path: Path) -> None:
     with open(reading, "rb") as stream:
         assert (
             stream.read().decode()
-            == f"\nsupervise: nobody read the log, {dropped} bytes of it are lost\nagain\n"
+            == f"\nsupervise: nobody read the log: {dropped} bytes of it are lost\nagain\n"
         )
 
 
@@ -267,7 +267,7 @@ def test_it_waits_until_its_gpus_are_clean(made: Supervised, tmp_path: Path) -> 
     made.sh(SERVES)
     made.until("waiting", "renderD136 (46.0 GiB)")
     assert made.children() == []
-    assert "renderD136 (46.0 GiB); waits until it is free" in made.output
+    assert "renderD136 (46.0 GiB); waiting until it is free" in made.output
     held.write_text("296747008\n")
     made.until("running")
     assert made.stop() == 0

@@ -190,7 +190,7 @@ def test_who_does_not_belong_is_turned_away(ranks: Ranks) -> None:
     items[0].until("waiting")
     for item, why in ((other, "its engine is 'other-0'"), (elsewhere, "its hosts is ['n0', 'n7']")):
         item.sh(HEADLESS)
-        item.until("waiting", f"turns it away: {why}")
+        item.until("waiting", f"refuses it: {why}")
     items[1].sh(HEADLESS)
     all_running(items)
     assert other.state["state"] == elsewhere.state["state"] == "waiting"

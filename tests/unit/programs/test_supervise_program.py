@@ -443,7 +443,7 @@ def test_gpus_are_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> N
     assert world.run("--gpu=renderD128", "--gpu=renderD136", "--sysfs=/s") == 1
     assert asked[0] == (("renderD128", "renderD136"), "/s", 0.0)
     assert [at for _, _, at in asked] == [2.0 * number for number in range(34)]
-    assert world.said[:3] == ["in use; waits until it is free"] * 3  # every thirty seconds: 0, 30, 60
+    assert world.said[:3] == ["in use; waiting until it is free"] * 3  # every thirty seconds: 0, 30, 60
     assert "in use" not in world.said[3]
     assert set(world.did[:33]) == {("waiting", "in use")}
     assert world.did[33] == ("starting", "")
@@ -517,7 +517,7 @@ def test_when_another_rank_ends_by_itself_vllm_is_stopped(world: World, kind: st
     world.programs, world.events = [Program(None, 0, OOM)], [GO, lost(9.0, kind)]
     assert world.run(*FIRST) == 1
     text = f"n1 (rank 1) ended: {kind}: it ended"
-    assert world.said[-1] == f"{text}; stops vLLM"
+    assert world.said[-1] == f"{text}; stopping vLLM"
     assert world.names("signal", "wait", "stopping", "end_all", "close") == [
         ("stopping", text), TERM, ("wait", 30.0), ("stopping", text), ("end_all", 10.0), ("close",),
     ]  # fmt: skip
@@ -767,5 +767,5 @@ def test_secrets_of_its_environment_are_masked(
 def test_how_its_exceptions_are_told() -> None:
     peer = {"host": "n1", "rank": 1, "kind": "killed", "line": "it ended", "next_step": ""}
     assert str(main.PeerLost(peer)) == "it ended"
-    error = main.Failed(Diagnosis("kind", "line", "next"))
+    error = main.FailedRun(Diagnosis("kind", "line", "next"))
     assert (str(error), error.code, error.seconds, error.served) == ("line", 1, 0.0, 0.0)

@@ -301,7 +301,7 @@ def test_there_is_room_for_so_many_strangers(ranks: Ranks, monkeypatch: pytest.M
     assert quiet[1].hear("go") == {"t": "go"}
     assert quiet[2].hear() == {}  # the run begins
     wait_for("the words", lambda: len(ranks.said) == 3)
-    assert ranks.said[0].endswith("was cut off: too many others wait to be identified")
+    assert ranks.said[0].endswith("was cut off: too many others are waiting to be identified")
     assert ranks.said[1].endswith("was cut off: the run begins")
 
 
@@ -524,7 +524,7 @@ def test_it_is_turned_away_and_comes_again(ranks: Ranks) -> None:
     peer.leave()
     kind, why = ranks.hears()
     assert (kind, len(why)) == ("waits", 400)
-    assert why.startswith("n0 (rank 0) turns it away: xxx")
+    assert why.startswith("n0 (rank 0) refuses it: xxx")
     peer = ranks.accept(listener)
     assert peer.hear()["t"] == "hello"
     peer.leave()
@@ -619,8 +619,8 @@ def test_ranks_prove_the_key_to_each_other_and_start(ranks: Ranks, key: Path) ->
     peer = ranks.peer()
     proves(peer, hello(1))
     welcome = peer.hear("welcome")
-    assert link.proven(KEY.encode(), "n" * 32, welcome)
-    assert not link.proven(KEY.encode(), "m" * 32, welcome)
+    assert link.is_proven(KEY.encode(), "n" * 32, welcome)
+    assert not link.is_proven(KEY.encode(), "m" * 32, welcome)
     assert peer.hear("go") == {"t": "go"}
 
 
@@ -640,7 +640,7 @@ def test_who_lacks_the_key_learns_nothing_and_changes_nothing(ranks: Ranks, key:
         "nothing of the kind": {"t": "serving", "rank": 1},
     }
     peer.send(sent.get(case, {**message, "mac": mac}))
-    assert peer.hear("no") == {"t": "no", "why": "it does not prove that it has the key of the instances"}
+    assert peer.hear("no") == {"t": "no", "why": "it did not prove that it has the instances' key"}
     assert peer.hear() == {}
     assert ranks.hears() == ("waits", "waits for n1 (rank 1)")
     again = ranks.peer()
@@ -660,7 +660,7 @@ def test_another_rank_obeys_only_a_first_one_that_has_the_key(ranks: Ranks, key:
     first = ranks.accept(listener)  # it has left, and tries again
     first.send({"t": "prove", "nonce": "a" * 32})
     hello = first.hear("hello")
-    assert link.proven(KEY.encode(), "a" * 32, hello)
+    assert link.is_proven(KEY.encode(), "a" * 32, hello)
     first.send({"t": "welcome", "mac": link.proof(KEY.encode(), hello["nonce"], {"t": "welcome"})})
     first.send({"t": "go"})
     while (event := ranks.hears()) != ("go", None):

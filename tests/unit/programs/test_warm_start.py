@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.programs.supervisor.warm_start import (
     AITER,
-    prepared,
+    cache_variables,
 )
 
 ARGV = ["vllm", "serve", "m", "--host", "10.0.0.1", "--port", "8000", "--gpu-memory-utilization", "0.9"]
@@ -26,7 +26,9 @@ def package(tmp_path: Path) -> Path:
 
 
 def start(tmp_path: Path, package: Path | None, **env: str) -> dict[str, str]:
-    return prepared(ARGV, env, str(tmp_path / "cache"), lambda _name: str(package) if package else None)
+    return cache_variables(
+        ARGV, env, str(tmp_path / "cache"), lambda _name: str(package) if package else None
+    )
 
 
 def test_aiter_builds_beside_the_modules_of_the_image(tmp_path: Path, package: Path) -> None:
@@ -78,7 +80,7 @@ def test_the_plan_of_a_start_is_for_the_same_command(tmp_path: Path) -> None:
     plan = tmp_path / "vllm/startup_plan/startup_plan_1.json"
 
     def kept(argv: list[str], **more: str) -> bool:
-        prepared(argv, {**env, **more}, str(tmp_path), lambda _name: None)
+        cache_variables(argv, {**env, **more}, str(tmp_path), lambda _name: None)
         found = plan.exists()
         plan.write_text("{}")
         return found
@@ -93,5 +95,5 @@ def test_the_plan_of_a_start_is_for_the_same_command(tmp_path: Path) -> None:
 
 
 def test_without_the_variable_the_cache_is_not_touched(tmp_path: Path) -> None:
-    prepared(ARGV, {"VLLM_CACHE_ROOT": str(tmp_path / "vllm")}, str(tmp_path), lambda _name: None)
+    cache_variables(ARGV, {"VLLM_CACHE_ROOT": str(tmp_path / "vllm")}, str(tmp_path), lambda _name: None)
     assert os.listdir(tmp_path) == []

@@ -61,7 +61,7 @@ TAMPERED: list[tuple[Change, str]] = [
     (lambda path: flip(path / "config.json"), "config.json is changed"),
     (lambda path: (path / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     (lambda path: (path / "modeling.py").write_text("run()"), "modeling.py is not in the manifest"),
-    (lambda path: (path / MANIFEST).write_text("{}"), "no statement of model-signing"),
+    (lambda path: (path / MANIFEST).write_text("{}"), "not a statement of model-signing"),
     (
         lambda path: (path / MANIFEST).write_text((path / MANIFEST).read_text().replace("0", "1")),
         "of another kind",

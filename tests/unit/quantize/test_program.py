@@ -79,7 +79,7 @@ def test_code_stays_where_the_operator_trusts_it(tmp_path: Path, capsys: pytest.
         ({"quant_method": "compressed-tensors"}, "has the quant_method 'quark'"),
         ({"kv_layers": ["*k_proj"]}, "the scale of the KV cache"),
         ({"relative_error": 0.01}, "is off by 2.0% of its source"),
-        ({"exclude": ["lm_head", "*q_proj"]}, "is excluded, and was changed"),
+        ({"exclude": ["lm_head", "*q_proj"]}, "is excluded, but was changed"),
     ],
 )
 def test_an_output_that_is_not_what_was_promised_is_refused(

@@ -99,7 +99,7 @@ def test_what_is_there_is_not_made_again_but_signed_if_it_is_not(
     [
         ({"scheme": "fp9"}, "is no scheme"),
         ({"signing_key_file": "/gone"}, "cannot be read"),
-        ({"samples": "many"}, "is no number"),
+        ({"samples": "many"}, "is not a number"),
     ],
 )
 def test_wrong_input_is_refused_before_the_node_is_asked(

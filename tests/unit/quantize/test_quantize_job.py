@@ -151,7 +151,7 @@ def test_packages_are_installed_once_and_a_directory_of_them_needs_no_network(
 @pytest.mark.parametrize(
     ("code", "log", "words"),
     [
-        (3, "this image has no pip", "that pip's own wheel is in"),
+        (3, "this image has no pip", "also contains pip's own wheel"),
         (1, "ERROR: No matching distribution found for amd-quark==0.13", "pip download"),
         (1, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "not the one that was pinned"),
         (2, "ERROR: Could not connect", "set instinct_proxy"),
@@ -345,7 +345,7 @@ def test_packages_that_the_role_copies_are_not_there_yet_in_check_mode(
     copied_later = {**given, "packages": paths.PACKAGES}
     assert f"from {paths.PACKAGES}" in run(docker, copied_later, check=True)["actions"][0]
     for wanted, check in ((copied_later, False), ({**given, "packages": "/data/wheels"}, True)):
-        with pytest.raises(NodeError, match=f"{wanted['packages']} is no directory"):
+        with pytest.raises(NodeError, match=f"{wanted['packages']} is not a directory"):
             run(docker, wanted, check)
 
 

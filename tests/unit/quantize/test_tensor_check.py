@@ -54,10 +54,10 @@ BAD: list[tuple[str, bool, Change, str]] = [
     ("ptpc_fp8", False, lambda t: t.update({f"{K}.weight": ("I8", [32, 64])}), "is I8, not F8_E4M3"),
     ("fp8", True, lambda t: t.pop(f"{K}.input_scale"), f"{K}.input_scale is missing"),
     ("fp8", True, lambda t: t.pop(f"{K}.output_scale"), "output_scale is missing, the scale of the KV cache"),
-    ("fp8", False, lambda t: t.update({f"{K}.output_scale": ("F32", [])}), "and no KV cache is quantized"),
+    ("fp8", False, lambda t: t.update({f"{K}.output_scale": ("F32", [])}), "although no KV cache is quantized"),
     ("mxfp4", False, lambda t: t.update({f"{K}.weight": ("U8", [32, 64])}), "not [32, 32]"),
     ("mxfp4", False, lambda t: t.pop("model.norm.weight"), "model.norm.weight of the source is missing"),
-    ("ptpc_fp8", False, lambda t: t.update({"lm_head.weight": ("F8_E4M3", [320, 64])}), "lm_head is excluded, and was"),
+    ("ptpc_fp8", False, lambda t: t.update({"lm_head.weight": ("F8_E4M3", [320, 64])}), "lm_head is excluded, but was"),
     ("ptpc_fp8", False, lambda t: t.update({"stray": ("F32", [1])}), "tensors that the scheme does not have: stray"),
 ]  # fmt: skip
 

@@ -294,7 +294,7 @@ NOT_RUNNING = "host lb: the load balancer does not run, so instances cannot be d
 ABSENT = f"instances cannot be drained from load balancer far before they change: {NOT_IN_RUN}."
 MODES = "partition modes have to change first, which stops every instance of a host. Run partition.yml first."
 
-LAST = "the last one has to stay in service. Take fewer at a time:"
+LAST = "the last one must stay in service. Take fewer at a time:"
 
 REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any], list[str]]] = {
     # operation, what is wanted, changes of the balancer, of Wanted, of the inventory, starts of the problems
@@ -315,7 +315,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
     "all is stopped, as was said": (STOP, ONE, {}, {"at_once": True}, {}, []),
     "all is stopped, and what is out of service is no capacity": (
         STOP, ONE, {"out": {"llama/n2.llama-0:8000": {"state": "drain", "by": "operator", "since": ""}}}, {}, {},
-        ["llama: 1 of 2 serve; this would leave 0, and the last one has to stay in service."],
+        ["llama: 1 of 2 serve; this would leave 0, and the last one must stay in service."],
     ),
     "all is stopped, of what may lose no other one": (
         STOP, ONE, {}, {"values": {"rollout_min_available": "100%"}}, {},

@@ -89,8 +89,8 @@ def up(count: int) -> list[ServingEngine]:
         ([], HostStops(["n1", "n2", "n3"]), ""),
         ([], HostStops([]), ""),
         # The only host: no part of it is offered, as all of it stops.
-        (engines(n1="SS"), HostStops(["n1"]), "the last one has to stay in service. First return others"),
-        (engines(n1="S"), HostStops(["n1"], min_available=0), "the last one has to stay in service."),
+        (engines(n1="SS"), HostStops(["n1"]), "the last one must stay in service. First return others"),
+        (engines(n1="S"), HostStops(["n1"], min_available=0), "the last one must stay in service."),
         (engines(n1="SS", n2="SS"), HostStops(["n1"], min_available="75%"), "3 must stay in service"),
         # An engine over two hosts is out until both are done, whichever comes first.
         ([OVER, replace(OVER, hosts=("n3", "n4"))], HostStops(["n1", "n2"]), ""),
@@ -216,9 +216,9 @@ def test_modes_do_not_change_where_the_others_are_down() -> None:
     for balancers in ([balancer], []):
         text = asked(down, balancers)
         assert text.startswith(
-            "llama: 2 of 2 serve; this would leave 0, and the last one has to stay in service."
+            "llama: 2 of 2 serve; this would leave 0, and the last one must stay in service."
         ), text
-        assert "First return others to service (see status.yml, undrain.yml)." in text
+        assert "First return others to service (undrain.yml; status.yml shows them)." in text
     assert asked(modes(down, "n2"), [balancer], at_once=True) == ""
 
 

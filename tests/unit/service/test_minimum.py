@@ -32,7 +32,7 @@ def engines(picture: str) -> list[ServingEngine]:
 
 
 FEWER = "Take fewer at a time: --limit"
-LAST, HALF = "the last one has to stay in service", "2 must stay in service (rollout_min_available: 50%)"
+LAST, HALF = "the last one must stay in service", "2 must stay in service (rollout_min_available: 50%)"
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ LAST, HALF = "the last one has to stay in service", "2 must stay in service (rol
         ("n1:T", 7, LAST),
         # What is down or drained is no capacity, and may always be taken.
         ("n1:dd n2:TT", None, f"2 of 4 serve; this would leave 0, and {HALF}. First return others to service: "
-         "llama-0 on n1, llama-1 on n1 (see status.yml, undrain.yml)."),
-        ("n1:dddddd n2:TT", None, "llama-2 on n1, llama-3 on n1, 2 more (see status.yml"),
+         "llama-0 on n1, llama-1 on n1 (undrain.yml; status.yml shows them)."),
+        ("n1:dddddd n2:TT", None, "llama-2 on n1, llama-3 on n1, 2 more (undrain.yml"),
         ("n1:sd n2:sT", None, ""),
         ("n1:dd n2:ss n3:tt", None, ""),
         ("n1:s n2:d n3:d n4:t", None, ""),
@@ -79,7 +79,7 @@ def test_what_is_refused(picture: str, min_available: Any, text: str) -> None:
     assert len(found) == (1 if text else 0), found
     assert text in "".join(item.text() for item in found)
     for item in found:
-        assert item.fix.endswith(" To do it all the same, and have clients get 503: -e at_once=true.")
+        assert item.fix.endswith(" To do it anyway, with 503 for clients: -e at_once=true.")
 
 
 def test_where_only_whole_hosts_can_go_no_instance_is_named() -> None:

@@ -766,7 +766,7 @@ def test_a_missing_device_is_found_before_the_old_one_stops(docker: FakeDocker, 
 @pytest.mark.parametrize(
     ("behaviour", "kind", "words"),
     [
-        ({"tokens": 0}, "no_tokens", "the answer holds no generated token"),
+        ({"tokens": 0}, "no_tokens", "the answer contains no generated token"),
         ({"status": 500, "message": "EngineDeadError"}, "no_tokens", "EngineDeadError"),
         ({"status": 404, "message": "The model `x` does not exist."}, "request_refused", "does not exist"),
         ({"status": 401}, "api_key", "error"),
@@ -1210,7 +1210,7 @@ def test_a_proof_is_of_one_container() -> None:
 BAD_INPUT = [
     ({"name": "../x"}, {}, "is not a lower-case word"),
     ({"nmae": "x"}, {}, "Unsupported parameters"),
-    ({"served_model": None}, {}, "served_model is missing, and state present needs it"),
+    ({"served_model": None}, {}, "served_model is missing, but state present needs it"),
     ({"directory": "relative/llama-0"}, {}, "is not an absolute path"),
     ({"directory": "/etc"}, {}, "ends in llama-0"),
     ({"attention": {"planned": "triton"}}, {}, "attention needs planned, and lines"),

@@ -221,9 +221,9 @@ def test_an_archive_that_it_did_not_write_leaves_nothing(
     source = tmp_path / "evil.tar.gz"
     source.write_bytes(evil(change))
     (tmp_path / "target").mkdir()
-    with pytest.raises(NodeError, match="is no file of a cache"):
+    with pytest.raises(NodeError, match="is not a file of a cache"):
         cache_files.check_archive(str(source))
-    with pytest.raises(NodeError, match="is no file of a cache"):
+    with pytest.raises(NodeError, match="is not a file of a cache"):
         cache_files.unpack(str(source), str(tmp_path / "target"))
     assert {path.name for path in (tmp_path / "target").rglob("*") if path.is_file()} == {"model"}
     # Who restores checks all of it first.
@@ -231,7 +231,7 @@ def test_an_archive_that_it_did_not_write_leaves_nothing(
     bundle = {KEY: CacheBundle(sha256, source.stat().st_size, 4)}
     result = restored(node, bundle, **{sha256: str(source)})
     assert (result["warm"], node.files("llama-1")) == ([], {})
-    assert "is no file of a cache" in result["warnings"][0]
+    assert "is not a file of a cache" in result["warnings"][0]
 
 
 def test_modes_do_not_include_setuid(node: Node, tmp_path: Path) -> None:

@@ -137,9 +137,9 @@ def test_the_account_goes_to_the_engine_alone_where_there_is_no_tls(
         ("received unexpected HTTP status: 403 Forbidden", "refuses the account"),
         ("unsupported: The operation is unsupported.", "is read-only, or a mirror"),
         ("received unexpected HTTP status: 405 Method Not Allowed", "is read-only, or a mirror"),
-        ("received unexpected HTTP status: 507 Insufficient Storage", "has no room for it"),
-        ("write /srv/registry/x: no space left on device", "has no room for it"),
-        ("adding 5 GiB of storage resource exceeds the quota", "has no room for it"),
+        ("received unexpected HTTP status: 507 Insufficient Storage", "has no space for it"),
+        ("write /srv/registry/x: no space left on device", "has no space for it"),
+        ("adding 5 GiB of storage resource exceeds the quota", "has no space for it"),
         ("received unexpected HTTP status: 413 Request Entity Too Large", "client_max_body_size"),
         ("tag invalid: the image tag is immutable", "does not let it be replaced"),
         ("http: server gave HTTP response to HTTPS client", "insecure-registries"),
@@ -181,10 +181,10 @@ def test_a_refusal_of_the_engine(docker: FakeDocker, args: Args, run_module: Any
     ("change", "words"),
     [
         ({"ref": "own/vllm:absent"}, "has no image own/vllm:absent to push. Run again to build it."),
-        ({"image_id": "sha256:" + "5" * 64}, "is to be pushed"),
+        ({"image_id": "sha256:" + "5" * 64}, "should be pushed"),
         ({"username": "pusher"}, "username and password belong together"),
         ({"push_to": "registry.example/vllm:1"}, "Give the repository alone"),
-        ({"password": "x", "username": "pusher"}, "no real secret"),
+        ({"password": "x", "username": "pusher"}, "too short for a real secret"),
     ],
 )
 def test_what_cannot_be_pushed(

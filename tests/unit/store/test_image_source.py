@@ -94,7 +94,7 @@ def test_a_byte_flipped_on_the_way_is_refused_by_name_and_source(
 ) -> None:
     layer = digest(registry.layers[0])
     registry.flip.add(layer)
-    with pytest.raises(NodeError, match=f"{registry.host} sent other content for blob {layer}"):
+    with pytest.raises(NodeError, match=f"{registry.host} sent wrong content for blob {layer}"):
         _fetch(store, registry)
     assert store.size(layer[7:]) is None
     assert store.manifests() == []
@@ -106,7 +106,7 @@ def test_a_flipped_beginning_of_a_killed_run_is_not_kept(store: Store, registry:
     client, layer = RegistryClient(parse_ref(registry.ref), OPEN), registry.layers[1]
     manifest = list_image(store, client)
     (Path(store.incoming(manifest)) / digest(layer)[7:]).write_bytes(b"z" + layer[1:1000])
-    with pytest.raises(NodeError, match="sent other content"):
+    with pytest.raises(NodeError, match="sent wrong content"):
         fetch_blobs(store, client, manifest)
     fetch_blobs(store, client, manifest)
     assert store.missing(manifest) == {}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.bench.results import packed, separate
+from ansible_collections.instinct.fleet.plugins.module_utils.bench.results import compress_lists, separate
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import Redactor
 from ansible_collections.instinct.fleet.plugins.module_utils.content.image_ref import ImageSoftware
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.text import text_summary
@@ -161,7 +161,7 @@ def detailed(*raws: dict[str, Any], **more: Any) -> dict[str, Any]:
     runs = []
     for block, raw in enumerate(raws, 1):
         plain, lists = separate("serve", raw)
-        runs.append(run(plain, block, detail=packed(lists, 1 << 24)))
+        runs.append(run(plain, block, detail=compress_lists(lists, 1 << 24)))
     return {**entry("n1", slos=LIMITS, **more), "runs": runs}
 
 
@@ -198,7 +198,7 @@ def test_a_client_that_sends_late_is_named_and_so_is_a_run_that_was_too_short() 
 
 def test_lists_that_are_no_such_are_a_failure_of_the_cell() -> None:
     own = detailed(simulate(Server(), Client(8, concurrency=2)), **cell_of(2))
-    own["runs"][0]["detail"] = packed({"ttfts": ["soon"], "itls": [[]], "output_lens": [1]}, 1 << 20)
+    own["runs"][0]["detail"] = compress_lists({"ttfts": ["soon"], "itls": [[]], "output_lens": [1]}, 1 << 20)
     measured = collect(["n1"], {"n1": variables("n1", [own])}, Redactor())
     assert measured.rows == []
     assert "its lists of requests cannot be read" in measured.failures[0].message

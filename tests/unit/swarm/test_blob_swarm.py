@@ -127,11 +127,14 @@ def test_what_comes_is_recorded_and_the_key_is_gone(args: Args, world: Path, run
 def test_what_did_not_come_whole_says_why_and_keeps_the_rest(
     args: Args, world: Path, run_module: Any
 ) -> None:
-    _wish(world, args, OTHER, error="No content came for 180 s.")
+    _wish(world, args, OTHER, error="No content arrived for 180 s.")
     run_module(blob_swarm.main, args)
     result, failed = run_module(blob_swarm.main, {**args, "state": "finished"})
     assert failed
-    assert "model lab/m@1 x did not come whole from other nodes: No content came for 180 s." in result["msg"]
+    assert (
+        "model lab/m@1 x did not arrive completely from other nodes: No content arrived for 180 s."
+        in result["msg"]
+    )
     store = Store(args["store"])
     assert (store.manifests(), store.blobs()) == ([], [sha256(OTHER).hexdigest()])
 

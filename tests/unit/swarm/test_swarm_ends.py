@@ -117,7 +117,7 @@ def test_hosts_that_hang_do_not_hold_up_the_end(
 def test_a_source_without_the_right_content_is_believed_at_once(job: SwarmJob, tmp_path: Path) -> None:
     with source(job, MemberAnswers()):
         state = ended(changed(job, stall=60.0), tmp_path / "run", 5)
-    assert "1 blobs of m (w, …) are on no member with the right content" in state.error
+    assert "1 blobs of m (w, …) are not on any member with the right content" in state.error
     assert state.missing == list(MANIFEST.blobs)
 
 

@@ -204,7 +204,7 @@ def test_a_source_killed_where_another_one_is(fleet: Fleet) -> None:
 def test_the_only_source_killed_and_started_again(fleet: Fleet) -> None:
     fleet.changes["stall"] = 15.0
     fleet.start(NODES)
-    with pytest.raises(RuntimeError, match=r"No content came for 15 s\. Members that were not reached"):
+    with pytest.raises(RuntimeError, match=r"No content arrived for 15 s\. Members that were not reached"):
         fleet.wait(range(1, 5), 200, at_half(fleet, 1, lambda: kill(fleet, 0)))
     for node in range(1, 5):
         assert fleet.running[node].wait(15) == 1
@@ -356,7 +356,7 @@ def test_a_flipped_byte_on_the_disk_of_the_only_source(fleet: Fleet) -> None:
     bad = largest(fleet)
     flip(fleet.store(0).path(bad))
     fleet.start([0, 1, 2])
-    with pytest.raises(RuntimeError, match="are on no member with the right content"):
+    with pytest.raises(RuntimeError, match="are not on any member with the right content"):
         fleet.wait([1], 100)
     state = fleet.state(0)
     assert state is not None

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import dotted
+from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import dotted_path
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.fleet import Fleet
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.fetching.pins import (
     absent_models,
@@ -121,7 +121,7 @@ LORA_JSON = '{"name": "a", "path": "org/lora"}'
 def test_what_goes_with_a_model(keys: dict[str, Any], found: list[str]) -> None:
     wanted = deployment(**keys)
     assert [
-        f"{item.use} {item.repo}@{item.revision} {dotted(item.path[2:])}" for item in companions(wanted)
+        f"{item.use} {item.repo}@{item.revision} {dotted_path(item.path[2:])}" for item in companions(wanted)
     ] == found
     assert len(required_repositories(wanted)) == len(found) + (not wanted.local_model)
 
@@ -250,7 +250,7 @@ def hosts(found: dict[str, Any]) -> Fleet:
 
 def test_they_are_pinned_like_models() -> None:
     _, models = required_pins(hosts(state()), LOCK)
-    assert [(need.repo, need.revision, dotted(need.path[2:])) for need in models] == [
+    assert [(need.repo, need.revision, dotted_path(need.path[2:])) for need in models] == [
         (DRAFT, "main", "settings.speculative.model"),
         (ADAPTER, "main", "engine_args.lora_modules"),
         (TOKENIZER, "main", "engine_args.tokenizer"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import proven
+from ansible_collections.instinct.fleet.plugins.module_utils.serving.attention import proven_backends
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.facts import ModelFacts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.recipes import (
     Context,
@@ -106,7 +106,7 @@ def test_choice(version: str, attention: str, conditions: dict[str, bool], backe
 def test_log_lines(version: str, line: str, backend: str) -> None:
     found = backends(version)
     lines = {name: found.log_lines(name) for name in knowledge().backends["backends"]}
-    assert proven(lines, ["Starting", line, "Application startup complete."]) == {backend: line}
+    assert proven_backends(lines, ["Starting", line, "Application startup complete."]) == {backend: line}
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def test_what_a_killed_download_left_is_removed_unless_another_one_runs(
     assert predicted["actions"] == result["actions"]
     assert (
         result["actions"][0]
-        == f"remove {blobs}/1.0123abcd.incomplete (1.5 KiB that no download goes on from)"
+        == f"remove {blobs}/1.0123abcd.incomplete (1.5 KiB that no download continues from)"
     )
     assert not (blobs / "1.0123abcd.incomplete").exists()
     assert (blobs / "2.incomplete").exists()
@@ -358,14 +358,18 @@ HUB_ERRORS = [
     (CANARY, [NO_REPO], "the token's account may not see it"),
     (CANARY, [{**NO_REPO, "status": 401}], "does not accept the token"),
     (CANARY, [{"types": ["HfHubHTTPError"], "status": 401}], "does not accept the token"),
-    (CANARY, [{"types": ["HfHubHTTPError"], "status": 403}], "lacks the right to read"),
+    (CANARY, [{"types": ["HfHubHTTPError"], "status": 403}], "has no right to read"),
     (None, [{"types": ["HfHubHTTPError"], "status": 429}], "limits the number of requests"),
-    (None, [{"types": ["HfHubHTTPError"], "status": 503}], "answers, and fails (HTTP 503), time and again"),
+    (
+        None,
+        [{"types": ["HfHubHTTPError"], "status": 503}],
+        "answers, but keeps failing (HTTP 503)",
+    ),
     *(
         (
             None,
             [LOCAL, {"types": [kind, "NetworkError"], "text": said}],
-            "answers, but its answers end before",
+            "answers, but its answers keep ending before",
         )
         for kind, said in (
             (

@@ -205,7 +205,7 @@ def test_a_file_of_the_host_does_not_get_into_the_store(tmp_path: Path) -> None:
     snapshot, outside = hostile(tmp_path)
     before, store = state(outside), Store(str(tmp_path / "store"))
     for use in (sizes, lambda it: in_store.share(store, it)):
-        with pytest.raises(NodeError, match=f"{snapshot.path}/a is a link that leads to no blob"):
+        with pytest.raises(NodeError, match=f"{snapshot.path}/a is a link that does not lead to a blob"):
             use(snapshot)
     assert store.blobs() == []
     assert state(outside) == before

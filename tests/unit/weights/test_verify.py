@@ -160,7 +160,7 @@ def test_asked_for_everything_is_read_again(docker: FakeDocker, hashed: Args, ru
     assert failed
     assert f"{BIG} is {sha256(bytes(2000))}" in result["msg"]
     assert (
-        "Instances that loaded them answer wrongly until they load good ones: playbooks/restart.yml"
+        "Instances that loaded them give wrong answers until they load good ones: playbooks/restart.yml"
         in result["msg"]
     )
     assert not (snapshot(hashed) / BIG).exists()

@@ -144,9 +144,9 @@ def test_accounts_of_proxies() -> None:
         "me", ACCOUNT, "p%40ss-of-the-proxy", SECRET,
     ]  # fmt: skip
     assert proxies.secrets({"no_proxy": "a,b", "http_proxy": None}) == proxies.secrets(None) == []
-    assert proxies.shown({"http_proxy": "http://me@p:1"}) == " through the proxy http://p:1"
-    assert proxies.shown(None) == ""
-    with pytest.raises(NodeError, match="'ftp_proxy' is none of"):
+    assert proxies.through_proxy({"http_proxy": "http://me@p:1"}) == " through the proxy http://p:1"
+    assert proxies.through_proxy(None) == ""
+    with pytest.raises(NodeError, match="'ftp_proxy' is not one of"):
         proxies.environment({"ftp_proxy": "x"})
 
 

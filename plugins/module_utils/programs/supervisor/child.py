@@ -24,7 +24,7 @@ LINE_BYTES = 4096
 SERVING = b"Application startup complete"
 """uvicorn's message that vLLM's server answers requests."""
 PATIENCE_SECONDS = 1.0
-"""How long output waits for a reader. Docker does not read while its daemon is away, and vLLM must not wait for it."""
+"""How long output waits for a reader. Docker does not read while its daemon is down, and vLLM must not wait for it."""
 SLICE_SECONDS = 1.0
 """The longest time for which the handler of a signal that another thread received is delayed."""
 _SET_CHILD_SUBREAPER = 36  # prctl(2), linux/prctl.h
@@ -73,7 +73,7 @@ class Events:
 class LogTee:
     """Standard output: the program's output, byte for byte, and the supervisor's own lines. Keep the last lines.
 
-    Nobody waits for who reads it: while Docker's daemon is away, what does not fit into the pipe is lost, and counted.
+    Nobody waits for its reader: while Docker's daemon is down, what does not fit into the pipe is lost, and counted.
     """
 
     def __init__(self, redact: Callable[[str], str], descriptor: int = 1) -> None:
@@ -96,7 +96,7 @@ class LogTee:
             self._part = part[-LINE_BYTES:]
 
     def say(self, text: str) -> None:
-        """Print a line of the supervisor's own. It is not kept, since it is no output of the program."""
+        """Print a line of the supervisor's own. It is not kept, since it is not output of the program."""
         with self._lock:
             line = f"supervise: {self._redact(text)}\n".encode(errors="backslashreplace")
             self._out(line if self._fresh else b"\n" + line)
@@ -116,7 +116,7 @@ class LogTee:
 
     def _out(self, data: bytes) -> None:
         if self._dropped and self._writable(0):
-            note = f"supervise: nobody read the log, {self._dropped} bytes of it are lost\n"
+            note = f"supervise: nobody read the log: {self._dropped} bytes of it are lost\n"
             self._dropped = 0
             self._out(b"\n" + note.encode())
         while data:
@@ -127,11 +127,11 @@ class LogTee:
             try:
                 data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
             except OSError:
-                return  # it is closed; the program must continue all the same
+                return  # it is closed; the program must continue anyway
         self._patience = PATIENCE_SECONDS
 
     def _writable(self, seconds: float) -> bool:
-        """Wait for room for PIPE_BUF bytes. The pipe stays in blocking mode, as others write to it too."""
+        """Wait until the pipe takes PIPE_BUF bytes. The pipe stays in blocking mode, as others write to it too."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
         return bool(poll.poll(seconds * 1000))

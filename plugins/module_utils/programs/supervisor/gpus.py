@@ -9,7 +9,8 @@ from collections.abc import Sequence
 CLEAN_BYTES = 2 << 30
 """Bytes that may be in use on an idle GPU; IDLE_VRAM in partition/checks.py explains the number."""
 NEXT_STEP = (
-    "amd-smi process names who holds it: stop that. With no process there, a killed one has left it stranded: "
+    "amd-smi process names the process that holds it: stop that one. If it names none, a killed process "
+    "left the memory stranded: "
     "playbooks/partition.yml -e gpu_clean=true --limit HOST,load_balancer reloads the driver."
 )
 

@@ -2,9 +2,9 @@
 """Keep the supervisors of an engine that spans hosts together: they start together and end together.
 
 Rank 0 listens and the others connect; each message is one line of JSON. Once all ranks are connected and ready, all
-start. From then on, all ranks learn of the end or the silence of any rank. A run has one connection per rank; the
-next run opens new ones. A peer that does not speak this protocol, or lacks the instances' key where there is one, is
-disconnected, has no effect and learns nothing.
+start. From then on, all ranks are told if any rank ends or falls silent. A run has one connection per rank; the
+next run opens new ones. A peer that does not speak this protocol, or does not have the instances' key where there is
+one, is disconnected, has no effect and is told nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .link import (
     Json,
     Membership,
     PeerConnection,
+    is_proven,
     parse_message,
     proof,
-    proven,
     read_key,
     resolve,
 )
@@ -189,7 +189,8 @@ class RankGroup(threading.Thread):
         if len(strangers) >= MAX_UNIDENTIFIED:
             count = Counter(link.source for link in strangers)
             self._drop(
-                max(strangers, key=lambda link: count[link.source]), "too many others wait to be identified"
+                max(strangers, key=lambda link: count[link.source]),
+                "too many others are waiting to be identified",
             )
         link = self._add(sock, f"{address[0]}:{address[1]}")
         if read_key():
@@ -244,7 +245,7 @@ class RankGroup(threading.Thread):
         elif self._member.rank and kind == "waits":
             self._wait(str(message.get("why")))
         elif self._member.rank and kind == "no":
-            self._refused = f"{self._member.named(0)} turns it away: {message.get('why')}"[:400]
+            self._refused = f"{self._member.named(0)} refuses it: {message.get('why')}"[:400]
         elif self._member.rank and kind == "go" and not self._begun:
             self._begun = True
             self._events.put("go")
@@ -256,9 +257,11 @@ class RankGroup(threading.Thread):
             hello = {**self._introduction(), "nonce": link.nonce}
             self._send(link, {**hello, "mac": proof(key, str(message.get("nonce")), hello)})
         elif self._member.rank and kind == "no":
-            self._refused = f"{self._member.named(0)} turns it away: {message.get('why')}"[:400]
+            self._refused = f"{self._member.named(0)} refuses it: {message.get('why')}"[:400]
         elif (
-            kind == ("welcome" if self._member.rank else "hello") and key and proven(key, link.nonce, message)
+            kind == ("welcome" if self._member.rank else "hello")
+            and key
+            and is_proven(key, link.nonce, message)
         ):
             link.nonce = ""
             if not self._member.rank:
@@ -266,8 +269,8 @@ class RankGroup(threading.Thread):
                 self._send(link, {**welcome, "mac": proof(key, str(message.get("nonce")), welcome)})
             return True
         else:
-            self._send(link, {"t": "no", "why": "it does not prove that it has the key of the instances"})
-            self._drop(link, "it lacks the key of the instances")
+            self._send(link, {"t": "no", "why": "it did not prove that it has the instances' key"})
+            self._drop(link, "it does not have the instances' key")
         return False
 
     def _hello(self, link: PeerConnection, message: Json) -> None:
@@ -364,7 +367,7 @@ class RankGroup(threading.Thread):
         if link.rank is None:
             self._unidentified += 1
             if self._unidentified <= 5:
-                self._say(f"{link.peer} was cut off: {why}")
+                self._say(f"{link.peer} was disconnected: {why}")
             return
         if self._begun:
             message = {

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find an engine that hangs: its API server is silent, or it has requests and generates nothing.
 
-Nothing is sent to the engine for it: the requests that it has are the probe, and its own figures the answer. Loading,
+Nothing is sent to the engine: its requests are the probe, and its own figures the answer. Loading,
 compiling and capturing graphs come before its API server reports that it serves, which begins the watch. Its first
-tokens may still compile kernels: until they are there, requests without progress are no hang, and silence has to last
-for as long as requests without progress later.
+tokens may still compile kernels: until they are there, requests without progress do not count as a hang, and silence
+must last as long as requests without progress later.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .engine import Look
 POLL_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
 SILENT_SECONDS = 120.0
-"""An API server that does not answer for so long hangs: its answer needs no engine."""
+"""An API server that has not answered for so long hangs: its answer needs no engine."""
 
 
 class HangJudge:
-    """Decides from what is seen, look by look.
+    """Decide from one look after another whether an engine hangs.
 
     limit: seconds without progress while there are requests, or without an answer before the first token. since: when
     the watch began. Times are seconds of a clock that only goes forward.
@@ -75,5 +75,5 @@ class HangWatch(threading.Thread):
         return None
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._over.set()

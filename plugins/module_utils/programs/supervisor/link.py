@@ -2,7 +2,7 @@
 """What the supervisors of one engine share: group membership, connections and the message format.
 
 A message is a JSON object on one line; its key `t` is the message type. Where the nodes have the instances' key, rank 0
-and another rank first prove to each other that they have it, and tell nothing before.
+and another rank first prove to each other that they have it, and send nothing before that.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ class PeerConnection:
 
 
 def read_key() -> bytes:
-    """Return the instances' key, b"" without one. It is read anew each time: it may be replaced at any."""
+    """Return the instances' key, b"" without one. It is read each time: it may be replaced at any time."""
     with contextlib.suppress(OSError), open(KEY_FILE, "rb") as file:
         return file.read(4096).strip().partition(b"=")[2]
     return b""
 
 
 def proof(key: bytes, nonce: str, message: Json) -> str:
-    """Return what only who has the key can say of a message, and only in answer to this nonce."""
+    """Return what only a holder of the key can compute for a message, and only in answer to this nonce."""
     text = json.dumps({**message, "nonce_of_peer": nonce, "mac": ""}, sort_keys=True)
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
-def proven(key: bytes, nonce: str, message: Json) -> bool:
-    """Return whether a message has its proof."""
+def is_proven(key: bytes, nonce: str, message: Json) -> bool:
+    """Return whether a message has a valid proof."""
     return hmac.compare_digest(proof(key, nonce, message), str(message.get("mac")))
 
 

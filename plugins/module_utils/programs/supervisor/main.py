@@ -5,7 +5,7 @@
 
 Every exit of vLLM that nobody requested is a failure, whatever its exit code (vLLM exits with 0 when its engine dies).
 The supervisor classifies the failure, records it in state.json and exits with 1, so that Docker restarts the
-container. After three failures in a row it gives up: it says so and keeps running without vLLM. A requested stop
+container. After three failures in a row it gives up: it reports that and keeps running without vLLM. A requested stop
 exits with 0; load balancers leave the instance first. An engine that hangs is ended like one that failed. It uses the
 standard library of Python 3.9 only.
 
@@ -33,7 +33,7 @@ from .hang import HangWatch
 from .options import Options, parse
 from .signatures import parse_signatures
 from .state import GAVE_UP, RUNNING, STARTING, STOPPING, WAITING, FailureHistory, RunFailure
-from .warm_start import prepared
+from .warm_start import cache_variables
 
 _NO_COMMAND = 127
 _ARRIVAL_SECONDS = 0.5
@@ -44,11 +44,11 @@ SECONDARY = (*UNSPECIFIC, "collective_failed", "peer_lost")
 """Kinds of failure that another rank's failure may have caused; the other rank's failure then counts."""
 
 
-class StopRequested(Exception):
+class StopRequest(Exception):
     """A signal requested a stop."""
 
 
-class Failed(Exception):
+class FailedRun(Exception):
     """The run failed. code: exit code of the process that ended; served: seconds during which it served."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Supervisor:
         self._begun = time.monotonic()
         self._group: RankGroup | None = None
         self._child: ChildProcess | None = None
-        # Who has no port of its own, such as a headless rank, serves no requests by itself.
+        # A rank without a port of its own, such as a headless one, serves no requests by itself.
         self._engine = Engine(options.argv) if "--port" in options.argv else None
         self._switch = GuardSwitch()
         self._watch: HangWatch | None = None
@@ -89,12 +89,12 @@ class Supervisor:
             self._join()
             self._start_ray()
             self._serve()
-        except StopRequested:
+        except StopRequest:
             self._memory.asked()
             self._tell_end(*_STOPPED)
         except PeerLost as error:
             return self._end_after_peer(error.peer)
-        except Failed as error:
+        except FailedRun as error:
             return self._fail(error)
         finally:
             self._clean_up()
@@ -110,10 +110,10 @@ class Supervisor:
             if not wrong:
                 return
             if time.monotonic() >= deadline:
-                raise Failed(Diagnosis("gpu_not_clean", f"{wrong}, for {times.gpu:.0f} s", NEXT_STEP))
+                raise FailedRun(Diagnosis("gpu_not_clean", f"{wrong}, for {times.gpu:.0f} s", NEXT_STEP))
             if time.monotonic() >= next_message:
                 next_message = time.monotonic() + times.tell
-                self._output.say(f"{wrong}; waits until it is free")
+                self._output.say(f"{wrong}; waiting until it is free")
             self._note(WAITING, wrong)
             self._next(times.poll)
 
@@ -152,7 +152,7 @@ class Supervisor:
     def _command(self, argv: Sequence[str], seconds: float, what: str) -> None:
         """Run a short-lived program.
 
-        Raise Failed, StopRequested or PeerLost.
+        Raise FailedRun, StopRequest or PeerLost.
         """
         child = self._run(argv)
         deadline = time.monotonic() + seconds
@@ -160,22 +160,22 @@ class Supervisor:
             if time.monotonic() >= deadline:
                 child.end_all(self._options.times.grace)
                 line = f"{what} did not end within {seconds:.0f} s"
-                raise Failed(Diagnosis("ray_failed", line, "The log of the instance says more."))
+                raise FailedRun(Diagnosis("ray_failed", line, "Read the log of the instance."))
             self._next(min(1.0, deadline - time.monotonic()))
         if child.code:
             child.settle()
             diagnosis = self._classify(self._output.kept(), child.code)
             line = f"{what} ended with exit code {child.code}: {diagnosis.line}"
-            raise Failed(Diagnosis("ray_failed", line, diagnosis.next_step), child.code)
+            raise FailedRun(Diagnosis("ray_failed", line, diagnosis.next_step), child.code)
 
     def _next(self, seconds: float | None) -> Event | None:
         """Return the next event, or None after the timeout.
 
-        Raise StopRequested or PeerLost.
+        Raise StopRequest or PeerLost.
         """
         event = self._events.get(seconds)
         if event and event.kind == "signal":
-            raise StopRequested
+            raise StopRequest
         if event and event.kind == "lost":
             raise PeerLost(event.value)
         return event
@@ -189,14 +189,14 @@ class Supervisor:
         except OSError as error:
             line = f"exec: {argv[0]}: not found ({error.strerror})"
             self._output.say(line)
-            raise Failed(self._classify(line), _NO_COMMAND) from error
+            raise FailedRun(self._classify(line), _NO_COMMAND) from error
         return self._child
 
     def _what(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """Return the command line of the main process, and its environment."""
         options = self._options
         env = self._switch.environment(os.environ, os.path.dirname(os.path.abspath(sys.argv[0])))
-        env.update(prepared(options.argv, os.environ))
+        env.update(cache_variables(options.argv, os.environ))
         if options.ray is None:
             return options.argv, env
         if not options.ray.head:
@@ -207,7 +207,7 @@ class Supervisor:
     def _serve(self) -> None:
         """Run vLLM until it ends.
 
-        Always raise: StopRequested, Failed or PeerLost.
+        Always raise: StopRequest, FailedRun or PeerLost.
         """
         options = self._options
         # A headless server never reports readiness; in a group, rank 0 reports it.
@@ -228,14 +228,14 @@ class Supervisor:
                 if serving is not None:
                     self._leave_balancers(child)
                 if options.member and options.member.rank:
-                    self._tell_end(*_STOPPED)  # without this rank the others cannot go on
+                    self._tell_end(*_STOPPED)  # without this rank the others cannot continue
                 child.signal(signal.SIGINT if event.value == signal.SIGINT else signal.SIGTERM)
             elif event.kind == "lost" and not asked:
                 self._stop_after_peer(child, event.value)
                 raise PeerLost(event.value)
             elif event.kind == "hung" and not asked:
                 finding = Diagnosis("hung", str(event.value), _HUNG)
-                raise Failed(finding, 1, child.seconds, time.monotonic() - (serving or child.begun))
+                raise FailedRun(finding, 1, child.seconds, time.monotonic() - (serving or child.begun))
             elif event.kind == "serving" and not asked and serving is None:
                 serving = time.monotonic()
                 self._memory.lost(None)
@@ -244,7 +244,7 @@ class Supervisor:
                 if self._group and options.member and options.member.rank == 0:
                     self._group.tell("serving")
         if asked:
-            raise StopRequested
+            raise StopRequest
         seconds = child.seconds
         served = time.monotonic() - serving if serving is not None else 0.0
         self._note(STOPPING, "vLLM ended")
@@ -253,7 +253,7 @@ class Supervisor:
         self._tell_end(diagnosis.kind, diagnosis.line, diagnosis.next_step)
         if self._group and diagnosis.kind in SECONDARY:
             self._await_cause_elsewhere(2 * self._options.times.settle)
-        raise Failed(diagnosis, child.code or 0, seconds, served)
+        raise FailedRun(diagnosis, child.code or 0, seconds, served)
 
     def _watch_for_hangs(self) -> None:
         times = self._options.times
@@ -277,7 +277,7 @@ class Supervisor:
         while not child.ended() and time.monotonic() < deadline:
             look = self._engine.look(1.0)
             if look is not None and not look.balancers:
-                # What was on its way when the last of them noticed arrives within this.
+                # Requests that were on their way when the last of them noticed arrive within this time.
                 child.wait(_ARRIVAL_SECONDS if waited else 0)
                 return
             waited = True
@@ -286,7 +286,7 @@ class Supervisor:
     def _await_cause_elsewhere(self, seconds: float) -> None:
         """Wait for another rank to report the cause of a failure that may be a consequence.
 
-        Raise PeerLost with that cause, or StopRequested.
+        Raise PeerLost with that cause, or StopRequest.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -299,18 +299,18 @@ class Supervisor:
     def _stop_after_peer(self, child: ChildProcess, peer: Mapping[str, Any]) -> None:
         """Stop vLLM, which cannot continue without the lost rank.
 
-        Raise Failed if the cause turns out to be on this host.
+        Raise FailedRun if the cause turns out to be on this host.
         """
         times = self._options.times
         self._note(STOPPING, _of_peer(peer))
-        self._output.say(f"{_of_peer(peer)}; stops vLLM")
+        self._output.say(f"{_of_peer(peer)}; stopping vLLM")
         if peer["kind"] in SECONDARY:
             if child.wait(times.settle):
                 child.settle()
             diagnosis = self._classify(self._output.kept(), child.code)
             if diagnosis.kind not in SECONDARY:
                 self._tell_end(diagnosis.kind, diagnosis.line, diagnosis.next_step)
-                raise Failed(diagnosis, child.code or 0, child.seconds)
+                raise FailedRun(diagnosis, child.code or 0, child.seconds)
         child.signal(signal.SIGTERM)
         child.wait(times.stop)
 
@@ -328,7 +328,7 @@ class Supervisor:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             self._output.say(
-                f"{path} cannot be read: {why}; only exit code and exception tell failures apart"
+                f"{path} cannot be read: {why}; failures are told apart by exit code and exception only"
             )
             return ()
 
@@ -362,7 +362,7 @@ class Supervisor:
             return 0
         return 1
 
-    def _fail(self, error: Failed) -> int:
+    def _fail(self, error: FailedRun) -> int:
         """Record and report a failure.
 
         Return the exit code: 1 for a restart; 0 after giving up and being stopped.
@@ -398,7 +398,7 @@ class Supervisor:
             self._join(gave_up=failures[0].text)
             while True:
                 self._next(3600)
-        except StopRequested:
+        except StopRequest:
             self._memory.asked()
             return 0
 

@@ -16,7 +16,7 @@
 --ray-cpus N            CPUs that this host offers to Ray (default: Ray counts them)
 --ray-arg=WORD          an additional argument of `ray start`; repeatable
 
---signatures FILE       failure signatures (default: failure_signatures.json beside the program)
+--signatures FILE       failure signatures (default: failure_signatures.json next to the program)
 
 --time NAME=SECONDS     change a value of Times or HeartbeatTimes; repeatable
 --sysfs DIR             use another directory than /sys, for tests
@@ -39,7 +39,7 @@ from .ray import Ray
 class Times:
     """Seconds. gpu: until GPUs that are not clean are a failure; poll: between two checks of the GPUs; tell: between
     two messages about them; stop: for vLLM to end after another rank ended; grace: between SIGTERM and SIGKILL for
-    remaining processes; settle: to find the cause of an end here, and twice that to learn it from another rank; ray:
+    remaining processes; settle: to find the cause of an end here, and twice that to be told by another rank; ray:
     for the Ray cluster to form; leave: at most for load balancers to notice that it stops, which they do within two of
     their checks, one a second; hang: without progress in spite of requests, or without any answer before the first
     token, until the engine counts as hung, 0: never; look: between two looks at the engine.
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str]) -> Options:
     known = parser.parse_args(list(argv[:border]))
     command = tuple(argv[border + 1 :])
     if not command:
-        parser.error("after -- comes the command to run")
+        parser.error("the command to run must follow --")
     try:
         times = _times(known.time)
         member = _member(known)
@@ -124,7 +124,7 @@ def _times(given: Sequence[str]) -> dict[str, float]:
     for text in given:
         name, _unused, value = text.partition("=")
         if name not in names:
-            raise ValueError(f"--time: {name} is none of {', '.join(names)}")
+            raise ValueError(f"--time: {name} is not one of {', '.join(names)}")
         found[name] = float(value)
     return found
 

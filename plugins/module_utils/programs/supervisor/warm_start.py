@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare the caches that outlive the container, so that vLLM finds what earlier starts compiled.
 
-AITER builds kernels into its package, in the container's own layer, which goes with the container. AITER_JIT_DIR moves
-them, but then modules are imported from there alone: a directory without the image's prebuilt ones would build these
-again. So it gets links to all of them first, and without that the variable stays unset. Source: ROCm/aiter at e404860,
-aiter/jit/core.py, get_user_jit_dir() and get_module_custom_op().
+AITER builds kernels into its package, in the container's own layer, which is removed with the container. AITER_JIT_DIR
+moves them, but then modules are imported from there alone: a directory without the image's prebuilt ones would build
+these again. So it gets links to all of them first, and without that the variable stays unset. Source: ROCm/aiter at
+e404860, aiter/jit/core.py, get_user_jit_dir() and get_module_custom_op().
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMMAND = "command.sha256"
 Find = Callable[[str], "str | None"]
 
 
-def prepared(
+def cache_variables(
     argv: Sequence[str], env: Mapping[str, str], cache: str = CACHE, find: Find | None = None
 ) -> dict[str, str]:
     """Return the variables to add to vLLM's environment. find: the directory of a Python package."""
@@ -56,7 +56,7 @@ def _drop_other_plan(argv: Sequence[str], env: Mapping[str, str], directory: str
 
 
 _MEMORY = ("VLLM_ROCM_", "VLLM_USE_", "VLLM_ALLREDUCE_", "NCCL_", "RCCL_", "PYTORCH_", "HIP_", "HSA_")
-"""Variables that may change how much memory is in use beside the cache."""
+"""Variables that may change how much memory is in use in addition to the cache."""
 
 
 def _package(name: str) -> str | None:
@@ -72,7 +72,7 @@ def _aiter(cache: str, find: Find) -> str:
     if not source or not os.path.isfile(os.path.join(source, "core.py")):
         return ""
     modules = sorted(name for name in os.listdir(source) if name.endswith(".so"))
-    # Another image has another key: modules of one AITER do not fit another one, and their names do not tell.
+    # Another image has another key: modules of one AITER do not fit another one, and their names do not show it.
     key = hashlib.sha256(source.encode())
     for name in ("core.py", *modules):
         found = os.stat(os.path.join(source, name))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....module_utils.common.disk_space import sized
+from ....module_utils.common.disk_space import human_size
 from ....module_utils.common.errors import FleetError, Problem
 from ...base.file_hash import file_hash
 from ...base.node_answers import AnswerError, path_in, sha256_in, size_in
@@ -45,7 +45,7 @@ def refuse_full_disk(files: Iterable[PlacedFile], directory: Path) -> None:
     place = next(step for step in (directory, *directory.parents) if step.is_dir())
     free = shutil.disk_usage(place).free
     if need > free:
-        what = f"{place} has {sized(free)} free, and the bundle's files need {sized(need)}."
+        what = f"{place} has {human_size(free)} free, and the bundle's files need {human_size(need)}."
         raise FleetError([Problem(("bundle_files_dir",), what, "Make room, or choose another directory.")])
 
 

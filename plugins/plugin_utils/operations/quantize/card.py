@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ....module_utils.common.disk_space import sized
+from ....module_utils.common.disk_space import human_size
 from .schemes import QuantizationScheme
 
 
@@ -82,7 +82,7 @@ def result_text(
     text.append(f"{'There already' if not result['changed'] else 'Made'}: {result['path']}")
     if result.get("bytes"):
         text[-1] += (
-            f", {sized(result['bytes'])} in {result['files']} files, by commit {result['commit'][:12]}"
+            f", {human_size(result['bytes'])} in {result['files']} files, by commit {result['commit'][:12]}"
         )
     if report:
         error = report["worst"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....module_utils.common.disk_space import sized
+from ....module_utils.common.disk_space import human_size
 from ....module_utils.common.errors import FleetError, Problem
 from ....module_utils.common.hashing import canonical, text_hash
 from ...base.text import plural
@@ -163,11 +163,11 @@ def _lines(
     source, settings = facts["source"], record["settings"]
     cache = " with an FP8 KV cache" if request.kv_cache else ""
     return (
-        f"{source['repo']} at {source['commit'][:12]}: {sized(source['bytes'])} in {plural(source['files'], 'file')}",
+        f"{source['repo']} at {source['commit'][:12]}: {human_size(source['bytes'])} in {plural(source['files'], 'file')}",
         f"{scheme.key}{cache}: {scheme.title}, by {record['backend']}",
         f"{'the whole model' if settings['mode'] == WHOLE else 'file by file'} on {place}",
         f"stays as it is: {', '.join(settings['exclude']) or 'nothing'}",
-        f"output: about {sized(output_bytes(source, scheme))}, {sized(facts['disk_free'])} free",
+        f"output: about {human_size(output_bytes(source, scheme))}, {human_size(facts['disk_free'])} free",
     )
 
 
@@ -250,7 +250,7 @@ def _disk_problems(scheme: QuantizationScheme, facts: Mapping[str, Any]) -> list
     need = output_bytes(facts["source"], scheme) + DISK_MARGIN
     if facts["disk_free"] >= need:
         return []
-    what = f"{sized(need)} are needed for the output, and {sized(facts['disk_free'])} are free."
+    what = f"{human_size(need)} are needed for the output, and {human_size(facts['disk_free'])} are free."
     fix = (
         "Remove models that nothing uses from /var/lib/instinct-fleet/models by hand: prune.yml "
         "leaves them, as no hub has them."
@@ -285,18 +285,18 @@ def _place(
     have = facts["memory_available"]
     if on_gpu and have >= ram:
         nodes = tuple(gpu["render_node"] for gpu in on_gpu)
-        total = sized(sum(gpu["free"] for gpu in on_gpu))
+        total = human_size(sum(gpu["free"] for gpu in on_gpu))
         names = ", ".join(str(gpu["index"]) for gpu in on_gpu)
-        return _Placed(nodes, 0, f"GPU {names}: {sized(need)} of {total} free")
+        return _Placed(nodes, 0, f"GPU {names}: {human_size(need)} of {total} free")
     if request.device == "gpu" or (
         whole and scheme.backend == "quark" and request.device == "auto" and facts["gpus"]
     ):
         return _Placed(problems=(_no_gpu(facts["gpus"], free, need, whole, request),))
     if have < ram:
-        what = f"{sized(ram)} of memory are needed, and {sized(have)} are available."
+        what = f"{human_size(ram)} of memory are needed, and {human_size(have)} are available."
         fix = _smaller(whole, "use a host with more memory, or stop what uses it.")
         return _Placed(problems=(Problem((), what, fix),))
-    return _Placed((), int(ram * 1.5), f"the CPU: {sized(ram)} of {sized(have)} memory available")
+    return _Placed((), int(ram * 1.5), f"the CPU: {human_size(ram)} of {human_size(have)} memory available")
 
 
 def _smallest(free: Sequence[Mapping[str, Any]], need: int) -> tuple[Mapping[str, Any], ...]:
@@ -315,9 +315,9 @@ def _no_gpu(
     request: QuantizeRequest,
 ) -> Problem:
     used = len(gpus) - len(free)
-    have = sized(sum(gpu["free"] for gpu in free))
+    have = human_size(sum(gpu["free"] for gpu in free))
     what = (
-        f"{sized(need)} of GPU memory are needed for {'the whole model' if whole else 'its largest file'}, and "
+        f"{human_size(need)} of GPU memory are needed for {'the whole model' if whole else 'its largest file'}, and "
         f"{plural(len(free), 'free GPU')} of {len(gpus)} {'have' if len(free) != 1 else 'has'} {have}."
     )
     ways = []

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ....module_utils.content.image_names import Override, mirrored, own_names
+from ....module_utils.content.image_names import Override, mirror_ref, own_names
 from ....module_utils.content.image_ref import DEFAULT_REGISTRY, ImageRef
 from ...base.checker import Checker
 from ..observed.node_state import Image, NodeState
@@ -47,7 +47,7 @@ def pulled_name(ref: ImageRef, digest: str, overrides: Iterable[Override], state
 
     Instances keep an image that came from its own registry before there was a rule: it has the same bytes.
     """
-    own, there = (f"{item.repository}@{digest}" for item in (ref, mirrored(ref, overrides)))
+    own, there = (f"{item.repository}@{digest}" for item in (ref, mirror_ref(ref, overrides)))
     names = {
         name for image in (state.images if state else ()) for name in image.digests if name in (own, there)
     }

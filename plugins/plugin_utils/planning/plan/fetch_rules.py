@@ -8,7 +8,7 @@ from datetime import datetime
 from urllib.parse import urlsplit
 
 from ....module_utils.common.errors import Problem
-from ....module_utils.content.image_names import mirrored
+from ....module_utils.content.image_names import mirror_ref
 from ....module_utils.content.image_ref import parse_ref
 from ..desired.fetch_window import NOW, VARIABLE, FetchWindow
 from ..desired.fleet import Host
@@ -44,7 +44,7 @@ def proxy_warnings(host: Host) -> tuple[str, ...]:
     if settings.no_proxy is None or settings.air_gap:
         return ()
     images = (parse_ref(item.image) for item in host.deployments if item.image)
-    places = [host_of(mirrored(ref, settings.overrides).registry) for ref in images]
+    places = [host_of(mirror_ref(ref, settings.overrides).registry) for ref in images]
     places.append(urlsplit(settings.endpoint).hostname or "")
     missing = behind_proxy(places, settings.no_proxy)
     if not missing:

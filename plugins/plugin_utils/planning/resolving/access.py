@@ -13,7 +13,7 @@ from functools import partial
 from typing import Callable
 
 from ....module_utils.common.errors import FleetError, Problem
-from ....module_utils.content.image_names import mirrored
+from ....module_utils.content.image_names import mirror_ref
 from ....module_utils.content.image_ref import parse_ref
 from ..fetching.pins import RequiredImage, RequiredModel
 from ..pins.lockfile import Lock, model_key
@@ -79,7 +79,7 @@ def check_access(
 
 def _of_images(needs: Iterable[RequiredImage], lock: Lock) -> Iterator[AccessCheck]:
     for need in needs:
-        ref = mirrored(parse_ref(need.ref), need.host.settings.overrides)
+        ref = mirror_ref(parse_ref(need.ref), need.host.settings.overrides)
         pin = lock.image(need.ref)
         if pin:
             access = registry_of(ref, need.host.settings.registries)

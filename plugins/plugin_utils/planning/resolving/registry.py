@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, TypeVar
 
 from ....module_utils.common.errors import Path, Problem
-from ....module_utils.content.image_names import Override, mirrored
+from ....module_utils.content.image_names import Override, mirror_ref
 from ....module_utils.content.image_ref import DEFAULT_REGISTRY, ImageRef, parse_ref
 from ..desired.host_settings import Registry
 from ..pins.lockfile import PLATFORM, ImagePin, ModelPin
@@ -64,7 +64,7 @@ def image_pin(
     ref: str, path: Path, registries: Iterable[Registry], overrides: Iterable[Override] = ()
 ) -> ImagePin:
     """Return digest and transfer size of an image for linux/amd64, as its mirror has it. Raise ResolveError."""
-    parsed = mirrored(parse_ref(ref), overrides)
+    parsed = mirror_ref(parse_ref(ref), overrides)
     access = registry_of(parsed, registries)
     answer = _manifest(parsed, parsed.digest or parsed.tag, path, access)
     digest = parsed.digest or answer.digest
