@@ -159,7 +159,7 @@ def test_what_does_not_read_back_is_an_error(
     monkeypatch.setattr(kernel_settings, "apply", lambda *_: None)
     result, failed = settings(sysctl={"net.ipv4.conf.all.rp_filter": "2"})
     assert failed
-    assert "reads back 1 and not 2" in result["msg"]
+    assert "reads back as 1 instead of 2" in result["msg"]
 
 
 # --- kernel_cmdline ------------------------------------------------------------------------------------

@@ -282,9 +282,7 @@ def test_wherever_the_journal_cannot_be_written_all_is_put_back(at: int, faults:
     ended_well(world, outcome)
     if outcome and outcome.error and "journal" in outcome.error:
         assert "No GPU was changed" in outcome.error or "Set back to the earlier modes" in outcome.error
-    said = [
-        text for text in (outcome.warnings if outcome else ()) if "was brought to its end without it" in text
-    ]
+    said = [text for text in (outcome.warnings if outcome else ()) if "was completed without it" in text]
     refused_once = outcome is not None and "without it no mode is changed" in (outcome.error or "")
     assert len(said) == (outcome is not None and world.journalled - at > refused_once)
 
@@ -400,7 +398,7 @@ def test_cut_off_and_taken_back_on_a_full_disk(at: int) -> None:
     outcome = change(world, PartitionRequest(), check=False)
     assert outcome.error is None
     assert (modes(world), world.up(), world.text) == (OLD, ALL, None)
-    said = [text for text in outcome.warnings if "was brought to its end without it" in text]
+    said = [text for text in outcome.warnings if "was completed without it" in text]
     assert len(said) == (world.journalled > at)
 
 

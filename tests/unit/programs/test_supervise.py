@@ -338,9 +338,9 @@ def test_a_broken_memory_is_as_none(tmp_path: Path, text: str) -> None:
     ("argv", "said"),
     [
         ((), "-- and the command"),
-        (("--",), "after -- comes"),
+        (("--",), "must follow --"),
         (("--gpus", "x", "--", "a"), "unrecognized"),
-        (("--time=nap=1", "--", "a"), "nap is none of"),
+        (("--time=nap=1", "--", "a"), "nap is not one of"),
         (("--group=x", "--hosts=a,b", "--", "a"), "is not ADDRESS:PORT"),
         (("--group=x:1", "--hosts=a", "--", "a"), "two hosts or more"),
         (("--group=x:1", "--hosts=a,b", "--rank=2", "--", "a"), "rank 2 is not among"),

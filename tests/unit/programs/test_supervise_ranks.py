@@ -223,7 +223,7 @@ def test_who_does_not_belong_hears_why(ranks: Ranks, more: dict[str, Any], why: 
     assert peer.hear() == {"t": "no", "why": why}
     assert peer.hear() == {}
     port = peer.sock.getsockname()[1]
-    wait_for("the word", lambda: ranks.said == [f"127.0.0.1:{port} was cut off: {why}"])
+    wait_for("the word", lambda: ranks.said == [f"127.0.0.1:{port} was disconnected: {why}"])
     assert ranks.member(1).hear("go") == {"t": "go"}
 
 
@@ -264,7 +264,7 @@ def test_strangers_are_cut_off(ranks: Ranks, text: bytes) -> None:
     peer.send(text)
     assert peer.hear() == {}
     wait_for("the word", lambda: len(ranks.said) == 1)
-    assert ranks.said[0].endswith(" was cut off: nonsense")
+    assert ranks.said[0].endswith(" was disconnected: nonsense")
 
 
 def test_only_the_first_strangers_are_told_of(ranks: Ranks) -> None:
@@ -281,13 +281,13 @@ def test_a_stranger_that_leaves_and_one_that_says_nothing(ranks: Ranks) -> None:
     ranks.start()
     ranks.peer().leave()
     wait_for("the word", lambda: len(ranks.said) == 1)
-    assert ranks.said[0].endswith("was cut off: connection closed")
+    assert ranks.said[0].endswith("was disconnected: connection closed")
     member, stranger = ranks.member(1, 2, engine="other"), ranks.peer()
     assert member.hear()["t"] == "no"
     ranks.later += 401
     assert stranger.hear() == {}
     wait_for("the words", lambda: len(ranks.said) == 3)
-    assert ranks.said[2].endswith("was cut off: silent for 400 s")
+    assert ranks.said[2].endswith("was disconnected: silent for 400 s")
 
 
 def test_there_is_room_for_so_many_strangers(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,8 +301,8 @@ def test_there_is_room_for_so_many_strangers(ranks: Ranks, monkeypatch: pytest.M
     assert quiet[1].hear("go") == {"t": "go"}
     assert quiet[2].hear() == {}  # the run begins
     wait_for("the words", lambda: len(ranks.said) == 3)
-    assert ranks.said[0].endswith("was cut off: too many others are waiting to be identified")
-    assert ranks.said[1].endswith("was cut off: the run begins")
+    assert ranks.said[0].endswith("was disconnected: too many others are waiting to be identified")
+    assert ranks.said[1].endswith("was disconnected: the run begins")
 
 
 def test_strangers_make_room_for_their_own_address(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,6 +333,6 @@ def test_a_hub_whose_answers_are_cut(hub: server.Hub) -> None:
         pin(hub, make.OPEN)
     hub.faults.set()
     assert str(error.value) == (
-        f"vllm_deployments[0].model: the hub at {hub.url} answers, but its answers keep ending before they are complete. "
+        f"vllm_deployments[0].model: the hub at {hub.url} answers, but its answers end before they are complete. "
         "Something on the way cuts them: check proxy, mirror and firewall, or set hf_model_endpoint."
     )

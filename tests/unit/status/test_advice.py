@@ -58,7 +58,7 @@ def broken(text: str) -> list[str]:
     if re.search(r"reboot|reset|reload", text) and not (drains or "partition.yml" in text):
         found.append("drained before a reboot, a reset or a reload")
     if re.search(r"\bstop (it|that)\b", text, re.IGNORECASE) and not re.search(
-        r"no instance of this fleet|who holds it", text
+        r"not an instance of this fleet|the process that holds it", text
     ):
         found.append("what is stopped may serve")
     if "restart.yml" in text and "-e instance=" not in text and "-e deployment=" not in text:

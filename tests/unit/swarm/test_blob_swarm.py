@@ -142,7 +142,7 @@ def test_what_did_not_come_whole_says_why_and_keeps_the_rest(
 def test_what_was_not_started_is_not_waited_for(args: Args, run_module: Any) -> None:
     result, failed = run_module(blob_swarm.main, {**args, "state": "finished"})
     assert failed
-    assert "its program was not started on this host; the step before this one says why" in result["msg"]
+    assert "its program was not started on this host; the previous task says why" in result["msg"]
 
 
 def test_a_program_that_dies_is_not_waited_for(args: Args, world: Path, run_module: Any) -> None:
@@ -192,7 +192,7 @@ def test_without_the_engine(args: Args, run_module: Any, monkeypatch: pytest.Mon
     [
         ({"own": "n9"}, "n9 is not among them"),
         ({"key": "12"}, "32 random bytes"),
-        ({"members": [{"name": "n2", "address": "n2.example", "port": 1}]}, "no IP address"),
+        ({"members": [{"name": "n2", "address": "n2.example", "port": 1}]}, "not an IP address"),
         ({"manifest": {"name": "x", "files": []}}, "no files"),
     ],
 )

@@ -207,7 +207,7 @@ def test_a_program_that_survives_its_kill_is_reported(
     monkeypatch.setattr(swarm_member, "_runs", lambda *_unused: True)
     monkeypatch.setattr(swarm_member.os, "kill", lambda _pid, number: sent.append(number))
     with pytest.raises(
-        NodeError, match=r"Process 4711, .* does not end although it was killed: .*reboot the node"
+        NodeError, match=r"Process 4711, .* did not end although it was killed: .*reboot the node"
     ):
         swarm_member.start(params, check=False)
     assert sent == [15, 9]
@@ -232,7 +232,7 @@ def test_the_module_fails_when_the_time_is_over_and_the_program_is_gone(
     swarm_member.start(params, False)
     directory = next((tmp_path / "all").iterdir())
     pid = json.loads((directory / "state.json").read_text())["pid"]
-    with pytest.raises(NodeError, match=r"not complete after 2 s|is not there after 2 s"):
+    with pytest.raises(NodeError, match=r"not complete after 2 s|did not arrive within 2 s"):
         swarm_member.finish(params, False)
     limit = time.monotonic() + 15
     while Path(f"/proc/{pid}").exists() and _state_of(pid) != "Z":

@@ -281,7 +281,7 @@ def test_a_job_is_read_as_it_was_written_by_root_alone(tmp_path: Path) -> None:
         ({"key": "abc"}, "32 random bytes"),
         ({"key": "zz" * 32}, "32 random bytes"),
         ({"serve": ["0" * 64]}, "is not a blob of m"),
-        ({"members": [{"name": "b", "address": "host", "port": 1}]}, "is no IP address"),
+        ({"members": [{"name": "b", "address": "host", "port": 1}]}, "is not an IP address"),
         ({"members": [{"name": "b", "address": "10.0.0.1", "port": 65535}]}, "between 1 and 65534"),
         ({"members": [{"name": "b", "address": "10.0.0.1", "port": 1}] * 2}, "twice"),
         (
