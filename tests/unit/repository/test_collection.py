@@ -151,7 +151,7 @@ def test_git_ignores_secrets_and_keeps_pins_as_the_readme_says(path: str, ignore
     done = subprocess.run(["git", "check-ignore", "--no-index", "-q", path], cwd=ROOT, check=False)
     assert (done.returncode == 0) is ignored
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "written to `fleet.lock.json` beside the inventory. Keep that file under version control" in text
+    assert "written to `fleet.lock.json` next to the inventory. Keep that file under version control" in text
     assert "`ansible-vault encrypt`, then `git add -f`" in text
 
 

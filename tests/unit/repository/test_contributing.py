@@ -25,6 +25,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
     "write a message": ("words", {"tests/words.py": "PARTICIPLES"}),
     "How do I run the tests?": ("set-up", {".pre-commit-config.yaml": "repo: local"}),
     "May my module import the planner?": ("where-code-goes", {".importlinter": "forbidden_modules"}),
+    "How do I word a message?": ("words", {"tests/words.py": "def problems"}),
     "Where do I add the MI450X?": (
         "add-a-gpu-model",
         {
