@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask an instance for text, on its node: where there is no load balancer, it listens there only."""
+"""Ask an instance for text, on its node: without a load balancer, it only listens there."""
 
 from __future__ import annotations
 

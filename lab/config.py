@@ -124,7 +124,7 @@ class Config:
 def _number(name: str, default: str, most: int) -> int:
     text = os.environ.get(name, default)
     if not text.isdigit() or not 1 <= int(text) <= most:
-        raise LabError(f"{name}={text!r} is no number from 1 to {most}")
+        raise LabError(f"{name}={text!r} is not a number from 1 to {most}")
     return int(text)
 
 

@@ -23,7 +23,7 @@ FREE_BYTES = 15 * 2**30
 def check_machine(config: Config) -> None:
     """Raise LabError unless this is root on Linux x86_64 with space for images (15 GiB)."""
     if os.geteuid() != 0:
-        raise LabError("the lab makes containers and mounts: run it as root")
+        raise LabError("the lab creates containers and mounts: run it as root")
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise LabError(f"the lab runs on Linux x86_64, this is {platform.system()} {platform.machine()}")
     config.state.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def connect() -> docker.DockerClient | None:
 def install(*packages: str) -> None:
     """Install packages of the distribution. Raise LabError with the end of apt's output if that fails."""
     if not shutil.which("apt-get"):
-        raise LabError(f"install {', '.join(packages)} first: there is no apt-get to do it with")
+        raise LabError(f"install {', '.join(packages)} first: there is no apt-get here")
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (
         ["apt-get", "update", "-q"],

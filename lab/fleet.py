@@ -51,7 +51,7 @@ def network(client: docker.DockerClient, config: Config) -> Network:
             config.network, driver="bridge", ipam=IPAMConfig(pool_configs=[pool]), labels={LABEL: "network"}
         )
     except APIError as error:
-        raise LabError(f"the lab's network {config.subnet} cannot be made: {error.explanation}") from error
+        raise LabError(f"the lab's network {config.subnet} cannot be created: {error.explanation}") from error
 
 
 def _find(client: docker.DockerClient, name: str) -> Container | None:

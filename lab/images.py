@@ -94,7 +94,7 @@ def _compiler(client: docker.DockerClient, config: Config, target: Path) -> None
 def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
     found = tar.extractfile(name)
     if found is None:
-        raise LabError(f"{name} is no file in what the Docker engine saved")
+        raise LabError(f"{name} is not a file in what the Docker engine saved")
     return found
 
 

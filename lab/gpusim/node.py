@@ -103,7 +103,7 @@ def sync_release(paths: Paths, node: Node) -> None:
 
 
 def sync_tools(paths: Paths, node: Node) -> None:
-    """Hide the tools that this release lacks or that a fault removes, if they exist."""
+    """Hide the tools that this release does not have or that a fault removes, if they exist."""
     for name in ("rocm-smi", "amd-smi"):
         shown, hidden = paths.rocm_bin / name, paths.rocm_bin / f".{name}"
         missing = faults.tool_state(node, name) == "missing" or (

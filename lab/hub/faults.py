@@ -33,7 +33,7 @@ class Fault:
     def parse(cls, data: dict[str, Any]) -> Fault:
         """Parse a fault from JSON. Raise ValueError for an unknown key, TypeError for anything but an object."""
         if not isinstance(data, dict):
-            raise TypeError(f"{data!r} is no fault")
+            raise TypeError(f"{data!r} is not a fault")
         names = [field.name for field in fields(cls)]
         for key in data:
             if key not in names:

@@ -102,7 +102,7 @@ class Client:
             self._idle.append((reader, writer))
 
     def _kept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """Return a connection that the server has not closed meanwhile, as a load balancer does after a while."""
+        """Return a connection that the server has not closed, as a load balancer does after a while."""
         while self._idle:
             reader, writer = self._idle.pop()
             if not reader.at_eof() and not writer.is_closing():

@@ -67,7 +67,7 @@ class Knobs:
             try:
                 values[field.name] = _READERS[str(field.type)](text)
             except ValueError as error:
-                raise KnobError(f"environment: {name}={text!r} is no {field.type}") from error
+                raise KnobError(f"environment: {name}={text!r} is not of type {field.type}") from error
         knobs = cls(**values)
         if knobs.fail and knobs.fail not in FAILURES:
             raise KnobError(f"environment: STANDIN_FAIL={knobs.fail!r} is none of {', '.join(FAILURES)}")

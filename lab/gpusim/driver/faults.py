@@ -109,7 +109,7 @@ def _parse(node: Node, name: str, text: str | None) -> Any:
     where = _gpus(rest, node, name) if rest else list(range(len(node.gpus)))
     if spec.kind == "errno":
         if not isinstance(getattr(errno, head, None), int):
-            raise StateError(f"fault {name}: {head!r} is no errno name such as EBUSY")
+            raise StateError(f"fault {name}: {head!r} is not an errno name such as EBUSY")
         return {"errno": getattr(errno, head), "gpus": where}
     if spec.choices and head not in spec.choices:
         raise StateError(f"fault {name}: one of {', '.join(spec.choices)}, not {head!r}")

@@ -211,7 +211,7 @@ class Server:
         return bytes(found)
 
     def _create(self, node: int, body: bytes) -> bytes:
-        raise PermissionError(errno.EACCES, "nothing can be made here")
+        raise PermissionError(errno.EACCES, "nothing can be created here")
 
     def _statfs(self, node: int, body: bytes) -> bytes:
         return struct.pack("<QQQQQIIII24x", 0, 0, 0, 0, 0, 4096, 255, 4096, 0)

@@ -79,7 +79,7 @@ def _cover_pci(paths: Paths) -> None:
 
 
 def _make(paths: Paths, name: str) -> None:
-    """Create a directory of /sys/<name> that the machine below lacks: not every kernel has huge pages or NUMA nodes."""
+    """Create a directory of /sys/<name> that the machine does not have: not every kernel has huge pages."""
     there = next(parent for parent in Path(name).parents if (paths.sys / parent).is_dir())
     _cover(paths, str(there), lambda _: True)
     (paths.sys / name).mkdir(parents=True)

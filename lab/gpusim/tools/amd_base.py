@@ -115,7 +115,7 @@ class AmdBase:
             return self.usage_error(e, argv)
 
     def usage_error(self, e: UsageError, argv: list[str]) -> int:
-        """Print the error in the command line; the exit code is 0 all the same."""
+        """Print the error in the command line; the exit code is 0 anyway."""
         if self.format == "json":
             self.t.print(json.dumps({"error": e.text, "code": e.code}))
         elif self.format == "csv":

@@ -265,8 +265,8 @@ class TestKnobs:
         ("name", "value", "message"),
         [
             ("STANDIN_STARTUP_SECOND", "1", "did you mean STANDIN_STARTUP_SECONDS"),
-            ("STANDIN_STARTUP_SECONDS", "soon", "STANDIN_STARTUP_SECONDS='soon' is no float"),
-            ("STANDIN_CRASH_AFTER", "1.5", "is no int"),
+            ("STANDIN_STARTUP_SECONDS", "soon", "STANDIN_STARTUP_SECONDS='soon' is not of type float"),
+            ("STANDIN_CRASH_AFTER", "1.5", "is not of type int"),
             ("STANDIN_FAIL", "boom", "none of oom, kv_cache"),
             ("STANDIN_TOKENS_PER_SECOND", "0", "above 0"),
         ],
