@@ -19,7 +19,7 @@ WITH_DRAFT = {**EAGLE, "model": "org/eagle3", "draft_tensor_parallel_size": 2}
     ("llama", {"enable_auto_tool_choice": True}, "needs --tool-call-parser"),
     ("llama", {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}, ""),
     ("llama", {"enable_log_outputs": True}, "needs --enable-log-requests"),
-    ("llama", {"hf_overrides": [1]}, "is no map"),
+    ("llama", {"hf_overrides": [1]}, "is not a map"),
     ("llama", {"hf_overrides": '{"rope_theta": 1e6}'}, ""),
     ("llama", {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}, "layers that draft"),
     ("deepseek-v3", {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}, ""),
