@@ -41,24 +41,24 @@ venv-dev: $(VENV)/.installed-dev
 COMPILE := $(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-options --no-header
 
 .PHONY: lock router-lock lm-eval-lock quantize-lock
-lock: venv-dev ## write the two lock files anew from pyproject.toml
+lock: venv-dev ## write the two lock files from pyproject.toml
 	$(COMPILE) --upgrade --output-file requirements.lock pyproject.toml
 	$(COMPILE) --upgrade --extra dev --constraint requirements.lock --output-file requirements-dev.lock pyproject.toml
 
 ROUTER_LOCK := roles/load_balancer/files/router-requirements.txt
-router-lock: ## write the lock file of vllm-router anew (ROUTER=version; needs uv)
+router-lock: ## write the lock file of vllm-router (ROUTER=version; needs uv)
 	@set -e; file=$(ROUTER_LOCK); version=$$(sed -n 's/^vllm-router==\([^ ]*\).*/\1/p' $$file); \
 	    { head -1 $$file; echo "vllm-router==$(or $(ROUTER),$$version)" | uv pip compile - --quiet --no-header --upgrade \
 	    --universal --python-version 3.9 --generate-hashes --no-build; } > $$file.new; mv $$file.new $$file
 
 LM_EVAL_LOCK := roles/accuracy/files/lm-eval-requirements.txt
-lm-eval-lock: ## write the lock file of lm-eval anew (LM_EVAL=version; needs uv)
+lm-eval-lock: ## write the lock file of lm-eval (LM_EVAL=version; needs uv)
 	@set -e; file=$(LM_EVAL_LOCK); version=$$(sed -n 's/^lm-eval==\([^ ]*\).*/\1/p' $$file); \
 	    { head -1 $$file; echo "lm-eval[api]==$(or $(LM_EVAL),$$version)" | uv pip compile - --quiet --no-header --upgrade \
 	    --universal --python-version 3.10 --generate-hashes; } > $$file.new; mv $$file.new $$file
 
 QUANTIZE := catalog/quantization
-quantize-lock: ## write the lock files of AMD Quark and llm-compressor anew, without PyTorch (needs uv)
+quantize-lock: ## write the lock files of AMD Quark and llm-compressor, without PyTorch (needs uv)
 	@set -e; scratch=$$(mktemp -d); echo 'torch; python_version < "3"' > $$scratch/without; \
 	    for name in quark llm-compressor; do file=$(QUANTIZE)/$$name-requirements.txt; \
 	    { head -1 $$file; uv pip compile $(QUANTIZE)/$$name.in --quiet --no-header --no-annotate --upgrade --universal \
@@ -158,10 +158,10 @@ quantizers: venv-dev $(QUANTIZERS)/.installed $(PARSERS)/.installed ## the lab's
 payload: venv-dev ## what Ansible sends to a node for each module, and whether it is too much (MODULE=vllm_server)
 	$(BIN)/python -m tests.payload $(MODULE)
 
-generate: venv-dev ## write plugins/modules/node_state.py and the schemas of plan.json and summary.json anew
+generate: venv-dev ## write plugins/modules/node_state.py and the schemas of plan.json and summary.json
 	$(BIN)/python -m tests.generate
 
-docs: venv-dev ## write docs/commands.md, docs/variables.md and what is generated of docs/architecture.md anew
+docs: venv-dev ## write docs/commands.md, docs/variables.md and the generated part of docs/architecture.md
 	$(BIN)/python -m tests.commands_table > docs/commands.md
 	$(BIN)/python -m tests.variables_table > docs/variables.md
 	$(BIN)/python -m tests.architecture
