@@ -79,7 +79,8 @@ def problems(root: Path = ROOT) -> Iterator[str]:
                     yield f"{where}:{line}: {match[0].strip()!r} in {around!r}; write: {right}"
     for path in programs:
         for line, name in names(path):
-            bare = "_" not in name and (name.endswith("ed") or name in PARTICIPLES)
+            one_word = re.fullmatch(r"[A-Z]?[a-z]+", name) is not None
+            bare = one_word and (name.endswith("ed") or name in PARTICIPLES)
             if bare or name.lower() in NAMELESS:
                 yield f"{path.relative_to(root)}:{line}: {name} does not say what it returns or does"
 

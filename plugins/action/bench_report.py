@@ -19,7 +19,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.l
     Knowledge,
     load_gpus,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.around import read_run_context
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.run_context import (
+    read_run_context,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.text import text_summary
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.continuation import (
     UnfinishedRun,

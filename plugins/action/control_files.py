@@ -16,8 +16,8 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.leased_acti
 from ansible_collections.instinct.fleet.plugins.plugin_utils.base.file_hash import file_hash
 from ansible_collections.instinct.fleet.plugins.plugin_utils.base.node_answers import (
     AnswerError,
-    asked_for,
     fetch,
+    known_request,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import printable
 from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_node.named_files import (
@@ -25,9 +25,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.control_node.placed_files import (
     PlacedFile,
-    different,
+    changed_files,
     parse_files,
-    place,
+    place_file,
     refuse_full_disk,
 )
 
@@ -61,7 +61,7 @@ class ActionModule(LeasedAction):
         if not first.get("missing") or self._task.check_mode:
             return first
         last = first
-        wanted = [asked_for(sha256, by_hash) for sha256 in first["missing"]]
+        wanted = [known_request(sha256, by_hash) for sha256 in first["missing"]]
         for batch in _batches({sha256: sizes[sha256] for sha256 in wanted}):
             received = {sha256: self._put(by_hash[sha256], sha256) for sha256 in batch}
             self._fixup_perms2((self._connection._shell.tmpdir, *received.values()), execute=False)
@@ -76,14 +76,14 @@ class ActionModule(LeasedAction):
 
     def _received(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         files, directory = parse_files(args.get("files") or ()), Path(str(args["directory"]))
-        missing = different(files, directory)
+        missing = changed_files(files, directory)
         if not self._task.check_mode:
             refuse_full_disk(missing, directory)
         for item in () if self._task.check_mode else missing:
             failed = self._exported(item.sha256, args, facts)
             if failed:
                 return failed
-            place(item, directory, self._fetch)
+            place_file(item, directory, self._fetch)
         lines = inventory_lines([item.path for item in files], str(directory))
         text = "\n".join(["\nIn the inventory, write:", *(f"  {line}" for line in lines)])
         self._display.display(printable(text))

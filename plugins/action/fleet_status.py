@@ -14,7 +14,11 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base
     ControllerAction,
     write_json,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.runs import Lease, other_runs, warned
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.runs import (
+    Lease,
+    other_runs,
+    run_warnings,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status.fleet import status
 from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.status.text import text
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.desired.variables import (
@@ -53,7 +57,7 @@ class ActionModule(ControllerAction):
         made = status(seen, unreached, {name: _quota(reader, name) for name in seen})
         message = text(made, options["detail"])
         self.show(f"\n{message}")
-        for warning in warned(other_runs(leases)):
+        for warning in run_warnings(other_runs(leases)):
             self._display.warning(warning)
         data = made.to_json()
         if options["status_file"]:

@@ -15,15 +15,19 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.action_base
     ControllerAction,
     write_json,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.runs import Lease, other_runs, warned
+from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.runs import (
+    Lease,
+    other_runs,
+    run_warnings,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.auditor import (
     VARIABLES,
     HostAuditor,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.items import REQUIRED
 from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.judge import (
-    counted,
     differences,
+    findings_with_status,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.reboot import (
     running_deployments,
@@ -68,7 +72,7 @@ class ActionModule(ControllerAction):
         message = text(report, options["explain"])
         self.show(f"\n{message}")
         leases = {name: Lease.from_json(seen["node_state"].get("lease")) for name, seen in reached.items()}
-        for warning in warned(other_runs(leases)):
+        for warning in run_warnings(other_runs(leases)):
             self._display.warning(warning)
         data = report.to_json()
         if options["audit_file"]:
@@ -81,7 +85,7 @@ class ActionModule(ControllerAction):
         return {
             "changed": False,
             "hosts": data["hosts"],
-            "failing": [host.name for host in hosts if counted(host.findings, REQUIRED)],
+            "failing": [host.name for host in hosts if findings_with_status(host.findings, REQUIRED)],
             "verdict": verdict_text(hosts),
             "waiting": waiting,
             "spanning": {name: stopped_servers(names) for name, names in spanning.items() if names},

@@ -20,7 +20,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.
     parse_items,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.accuracy.tasks import (
-    in_turns,
+    interleave_categories,
     parse_tasks,
     serving_replicas,
     share,
@@ -44,7 +44,7 @@ class ActionModule(TimedAction):
                 replicas = serving_replicas(hosts, target["deployment"])
                 own = share(items, replicas, (self._host(dict(facts)), target["name"]))
             else:
-                own = in_turns(items)
+                own = interleave_categories(items)
             prompts[target["name"]] = [{"id": item.id, "text": item.prompt} for item in own]
         work = {
             "prompts": prompts,

@@ -11,8 +11,8 @@ import yaml
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.gpus import parse_gpus
 from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.items import (
     AuditFinding,
+    HostItem,
     HostView,
-    Item,
     parse_items,
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.judge import audit
@@ -28,7 +28,7 @@ def catalogue(name: str) -> dict[str, Any]:
     return yaml.safe_load((CATALOG / f"{name}.yml").read_text())
 
 
-def items() -> tuple[Item, ...]:
+def items() -> tuple[HostItem, ...]:
     return (*parse_items(catalogue("host_items")), *RECORDS)
 
 

@@ -23,12 +23,12 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measureme
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.published import (
     read_published,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.around import RunContext
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.report import render_report
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.run_context import RunContext
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.node_facts import host_facts
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.rows import MeasuredRun
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.summary import (
-    Measured,
+    MeasuredRuns,
     MeasurementFailure,
     build_summary,
     collect,
@@ -154,7 +154,7 @@ def measured_run(of: MeasuredRun, host: str, index: int, width: int, lacks: floa
 
 def measured(
     nodes: int, width: int, ill: bool, day: int = 0, gain: float = 0.0, driver: str = "6.14.14"
-) -> Measured:
+) -> MeasuredRuns:
     """A fleet with an instance on each `width` GPUs; if `ill`, some are slow, and one host is not reached."""
     runs, hosts, failures = [], {}, []
     for number in range(1, nodes + 1):
@@ -169,7 +169,7 @@ def measured(
             runs += [measured_run(of, host, index, width, lacks - gain, day) for of in pattern(width)]
     shared = {"model": MODEL, "revision": "main", "commit": COMMIT, "image": IMAGE, "digest": DIGEST,
               "served_model": "llama", "slos": SLOS, "reasons_of": "llama-0", "reasons": []}  # fmt: skip
-    return Measured(tuple(runs), hosts, tuple(failures), {"llama": shared})
+    return MeasuredRuns(tuple(runs), hosts, tuple(failures), {"llama": shared})
 
 
 def accuracy(digest: str = DIGEST, problems: tuple[str, ...] = ()) -> dict[str, Any]:

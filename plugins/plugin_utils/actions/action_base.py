@@ -40,9 +40,9 @@ class ControllerAction(ActionBase):
 
     @classmethod
     def finalize_task_arg(cls, name: str, value: Any, templar: Any, context: Any) -> Any:
-        """Leave out an option whose variable nobody has set, without making a template of it: 0.6 ms each.
+        """Leave out an option whose variable is not set, without evaluating a template for it: 0.6 ms each.
 
-        This method of Ansible's may go; then all options are templates again.
+        If Ansible drops this method, all options are evaluated again.
         """
         given = templar.available_variables
         if isinstance(value, Mapping):
@@ -56,7 +56,7 @@ class ControllerAction(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _unused, options = self.validate_argument_spec(argument_spec=self.options)
         facts = task_vars or {}
-        # Not the former names that are general words: the playbook may be the operator's, and give them a meaning.
+        # Former names that are general words are not refused: the operator's own playbook may give them a meaning.
         wrong = unknown_extra_variables(map(str, load_extra_vars(self._loader)), public_variables())
         if wrong:
             return {
@@ -75,7 +75,7 @@ class ControllerAction(ActionBase):
         raise NotImplementedError
 
     def show(self, text: str) -> None:
-        """Print a text, which may have hosts' words in it."""
+        """Print a text, which may contain output of hosts."""
         self._display.display(printable(text))
 
     def error_message(self, error: Exception, facts: Mapping[str, Any]) -> str:
@@ -88,13 +88,13 @@ _OPTIONAL = re.compile(r"{{ (\w+) \| default\(omit\) }}")
 
 
 def _unset(value: Any, given: Mapping[str, Any]) -> bool:
-    """Return whether a value is a template of nothing but an optional variable, which is not given."""
+    """Return whether a value is a template of nothing but an optional variable that is not set."""
     found = _OPTIONAL.fullmatch(value) if isinstance(value, str) else None
     return bool(found and found[1] not in given)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a file whole or not at all. Raises FleetError."""
+    """Write a file completely or not at all. Raise FleetError."""
     text = json.dumps(data, indent=2, sort_keys=True) + "\n"
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Let Python cache the bytecode of this collection's modules.
 
-Ansible's collection loader compiles a source file in every process that imports it, and each task of each host is a
+Ansible's collection loader compiles a source file in every process that imports it, and each task on each host is a
 process. Importing this module, before others of the collection, lets Python's own finder load the planner's packages.
 """
 

@@ -12,7 +12,7 @@ from . import bytecode  # before all others  # noqa: F401  # pylint: disable=unu
 
 # isort: split
 from ..base.file_hash import file_hash
-from ..base.node_answers import AnswerError, asked_for, fetch
+from ..base.node_answers import AnswerError, fetch, known_request
 from .cache_records import CacheRecords, parse_record
 from .leased_action import LeasedAction
 
@@ -27,8 +27,8 @@ class CacheAction(LeasedAction):
     def restored(
         self, servers: Iterable[Mapping[str, Any]], facts: dict[str, Any], limit: int | None = None
     ) -> dict[str, Any]:
-        """Restore what is recorded for these servers. The node is only asked where something is."""
-        instances, records = keyed(servers), CacheRecords()
+        """Restore what is recorded for these servers. The node is only contacted if something is recorded."""
+        instances, records = servers_with_key(servers), CacheRecords()
         known = {item["cache_key"]: records.get(item["cache_key"]) for item in instances}
         bundles = {key: record for key, record in known.items() if record and record["files"]}
         instances = [item for item in instances if item["cache_key"] in bundles]
@@ -46,7 +46,7 @@ class CacheAction(LeasedAction):
         files = {}
         try:
             offered = {str(record["sha256"]) for record in bundles.values()}
-            for sha256 in [asked_for(item, offered) for item in found["missing"]]:
+            for sha256 in [known_request(item, offered) for item in found["missing"]]:
                 remote = self._connection._shell.join_path(self._temporary(), sha256)
                 self._transfer_file(str(records.bundle(sha256)), remote)
                 files[sha256] = remote
@@ -60,14 +60,16 @@ class CacheAction(LeasedAction):
         """Pack the caches of the first server of each key that has no bundle yet, and record them here."""
         found: dict[str, Any] = {"changed": False, "actions": [], "bundles": {}, "warnings": []}
         most, records = self._limit(facts, limit), CacheRecords()
-        firsts = {item["cache_key"]: item for item in reversed(keyed(servers))}
+        firsts = {item["cache_key"]: item for item in reversed(servers_with_key(servers))}
         for key, instance in firsts.items() if most and not self._task.check_mode else ():
             try:
                 with records.claimed(key) as mine:
                     own = self._packed(key, instance, most, facts, records) if mine else {}
             except (AnsibleError, AnswerError, OSError) as error:
                 own = {
-                    "warnings": [f"{instance['name']}: its caches were not kept: {error}. Others start cold."]
+                    "warnings": [
+                        f"{instance['name']}: its caches were not kept: {error}. Other instances start cold."
+                    ]
                 }
             found["changed"] |= bool(own.get("changed"))
             found["bundles"].update(own.get("bundles") or {})
@@ -98,12 +100,12 @@ class CacheAction(LeasedAction):
             fetch(self._connection, source, received, record["bytes"])
             if file_hash(received) != record["sha256"]:
                 received.unlink()
-                raise AnsibleError("what arrived here has another SHA-256 than what was packed")
+                raise AnsibleError("what arrived here does not have the SHA-256 of what was packed")
         records.add(key, {**record, "host": self._host(facts), "instance": instance["name"]}, received)
         return own
 
     def _cache_call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-        """Return the module's result; what fails there is a warning, as it only makes a start slow."""
+        """Return the module's result; a failure there is only a warning, as it merely makes a start slow."""
         found: dict[str, Any] = self._execute_module(module_name=MODULE, module_args=args, task_vars=facts)
         if found.get("failed"):
             text = _cold(args["instances"], found.get("msg") or "no message")
@@ -125,7 +127,7 @@ class CacheAction(LeasedAction):
         return int(self._templar.template(given))
 
 
-def keyed(servers: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+def servers_with_key(servers: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return name and key of the servers that have one."""
     return [
         {"name": str(item["name"]), "cache_key": str(item["cache_key"])}
@@ -136,4 +138,4 @@ def keyed(servers: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 def _cold(instances: Iterable[Mapping[str, str]], why: object) -> str:
     names = ", ".join(item["name"] for item in instances)
-    return f"{names}: caches were neither kept nor restored, which makes starts slow and nothing else: {why}"
+    return f"{names}: caches were neither kept nor restored, which only makes starts slow: {why}"

@@ -17,7 +17,7 @@ from typing import Any
 from ..base.node_answers import AnswerError, sha256_in, size_in
 
 KEPT = 32
-"""Keys of which the bundle is kept; the oldest go first. A key without a bundle is a cold start."""
+"""Keys whose bundle is kept; the oldest are removed first. A key without a bundle means a cold start."""
 
 
 def default_directory() -> Path:
@@ -27,7 +27,7 @@ def default_directory() -> Path:
 
 
 def parse_record(answer: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """Return what a host said of a bundle that it packed. limit: bytes of it at most. Raise AnswerError."""
+    """Return what a host says of a bundle that it packed. limit: its maximum size in bytes. Raise AnswerError."""
     counts = {key: size_in(answer, key) for key in ("content", "files")}
     return {"sha256": sha256_in(answer), "bytes": size_in(answer, "bytes", limit), **counts}
 
@@ -39,7 +39,7 @@ class CacheRecords:
         self.directory = directory or default_directory()
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Return what is recorded of a key; None if there is nothing, or its bundle is gone."""
+        """Return the record of a key; None if there is none, or its bundle is gone."""
         try:
             found = dict(json.loads((self.directory / f"{key}.json").read_text(encoding="utf-8")))
             whole = not found["files"] or self.bundle(sha256_in(found)).stat().st_size == found["bytes"]
@@ -53,7 +53,7 @@ class CacheRecords:
 
     @contextlib.contextmanager
     def claimed(self, key: str) -> Iterator[bool]:
-        """Give whether this process is the one to pack a key: nobody has, and nobody else does now."""
+        """Yield whether this process should pack a key: it is not packed yet, and no other process packs it now."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         with open(self.directory / f"{key}.lock", "w", encoding="utf-8") as file:
@@ -69,7 +69,7 @@ class CacheRecords:
         return self.directory / f".{sha256}.{os.getpid()}"
 
     def add(self, key: str, record: Mapping[str, Any], received: Path | None) -> None:
-        """Record a bundle that was received and compared; without one: that its instance has nothing to keep."""
+        """Record a bundle that was received and verified; without one, record that its instance has nothing to keep."""
         if received is not None:
             received.chmod(0o600)
             received.replace(self.bundle(str(record["sha256"])))

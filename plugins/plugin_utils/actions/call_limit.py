@@ -2,7 +2,7 @@
 """Limit the time of a module's call on a node, where the limit depends on the call's own parameters.
 
 A module ends its own waits. What it cannot end is a read or write that the kernel never completes, as with a GPU in
-reset or a dead network file system: the control node gives the call up then, so that the other hosts are served.
+reset or a dead network file system: then the control node abandons the call, so that the other hosts are served.
 Tasks whose limit is a number have Ansible's keyword `timeout` instead.
 """
 
@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 MARGIN = 300
-"""Seconds for what a module does beside its own waits."""
+"""Seconds for what a module does in addition to its own waits."""
 DEFAULTS = {
     "vllm_image": 14400,
     "blob_swarm": 86400,
@@ -29,13 +29,13 @@ DEFAULTS = {
     "lm_eval": 14400,
     "gpu_burnin": 1800,
 }
-"""The modules' own defaults of their parameter `timeout`, in seconds."""
+"""The modules' defaults for their parameter `timeout`, in seconds."""
 TIMES = {"vllm_image": 2, "rocm_partition": 2, "model_quantize": 2, "model_repository": 2}
-"""How often a call may need its `timeout`: for a run before it, or to undo the change."""
+"""How many times a call may need its `timeout`: also for a run before it, or to undo the change."""
 
 
 class CallTimeout(BaseException):
-    """The call's time is over. Not an Exception: what catches those between here and the connection is not meant."""
+    """The call's time is over. Not an Exception, so that handlers between here and the connection do not catch it."""
 
 
 def call_limit(module: str, args: Mapping[str, Any]) -> int:
@@ -52,7 +52,7 @@ def call_limit(module: str, args: Mapping[str, Any]) -> int:
 
 
 def _seconds(item: Mapping[str, Any], key: str, default: int) -> int:
-    """Return a number of seconds; the default for what the module will refuse."""
+    """Return a number of seconds; the default for a value that the module will refuse."""
     try:
         return int(item.get(key) or default)
     except (TypeError, ValueError):
@@ -61,7 +61,7 @@ def _seconds(item: Mapping[str, Any], key: str, default: int) -> int:
 
 @contextlib.contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raise CallTimeout in the body after so many seconds; nothing where the task has a timer of Ansible's."""
+    """Raise CallTimeout in the body after this many seconds; do nothing where Ansible has a timer for the task."""
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         yield
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Provide the base of action plugins for modules that change a node: they give them the lease of this run.
 
-It is separate from action_base.py because each task of each host imports it anew, and it does not need the planner.
+It is separate from action_base.py because each task on each host imports it again, and it does not need the planner.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ CHANGE_NOTHING = frozenset(
         "vllm_watch",
     }
 )  # fmt: skip
-"""Modules that change nothing that a plan reads: other runs are kept away meanwhile, and no plan gets out of date."""
+"""Modules that change nothing that a plan reads: they keep other runs away, but do not make plans out of date."""
 
 
 class LeasedAction(ActionBase):
-    """An action plugin that passes to a module on the node which run this is, as its parameter `lease`."""
+    """An action plugin that tells a module on the node which run this is, by its parameter `lease`."""
 
     TRANSFERS_FILES = False
 
@@ -36,7 +36,7 @@ class LeasedAction(ActionBase):
         return str(self._task.action).rpartition(".")[2]
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the module's own result, or which other run changes the host."""
+        """Return the module's own result, or a failure that names the other run that changes the host."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         facts = task_vars or {}
         args, lease = self.arguments(facts), self._lease(facts)

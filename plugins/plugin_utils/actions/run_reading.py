@@ -36,7 +36,7 @@ from ..planning.rollout_run.passes import PlannedRun
 from ..planning.rollout_run.request import Options
 from ..planning.tuning.image_software import merge_probed
 from .action_base import write_json
-from .runs import Lease, other_runs, refused_plan, this_run, warned
+from .runs import Lease, other_runs, refused_plan, run_warnings, this_run
 
 SUITE_VARIABLES = ("benchmark_suite", "benchmark_suite_args")
 CLOCK_ERROR = 60
@@ -85,7 +85,7 @@ class RunReading:
         foreign = self.foreign
         others = OtherRuns(
             refused_plan(foreign),
-            warned(foreign),
+            run_warnings(foreign),
             tuple(host for found in foreign.values() for host in found),
         )
         kinds, wrong = self._kinds()
@@ -102,7 +102,7 @@ class RunReading:
         )
 
     def _problems(self) -> Iterable[Problem]:
-        """Yield what is wrong with variables as they are written; a second plan knows that of the first."""
+        """Yield what is wrong with variables as they are written; a second plan knows it from the first."""
         reader, names = self.reader, self.names
         first = self.options["again"] is None
         if first:
@@ -142,13 +142,13 @@ class RunReading:
         return kinds, ()
 
     def _suites(self) -> dict[str, dict[str, Any]]:
-        """Return by what each host is measured: its suite, and what it leaves open; nothing of other runs."""
+        """Return what each host is measured with: its suite, and what that leaves open; {} for other runs."""
         if measuring_operation(self.options) != BENCHMARK:
             return {}
         return {name: self.reader.values(name, SUITE_VARIABLES) for name in self.names}
 
     def resources(self, run: CheckedRun) -> Resources:
-        """Return pins, models, load balancers and secrets; what is missing is asked for, and stored."""
+        """Return pins, models, load balancers and secrets; what is missing is queried and stored."""
         options, fleet = run.options, run.checked.candidates
         going = {this_run().id, *(() if options["take_over"] else (lease.run for lease in self.foreign))}
         balancers = tuple(host.beside(going) for host in self.reader.balancers(options["offline"]))
@@ -167,7 +167,7 @@ class RunReading:
         return Resources(factory, balancers, endpoint, resolved)
 
     def _pins(self, run: CheckedRun) -> tuple[Lock, Lock]:
-        """Return all pins, which the lock file has afterwards, and those that this run resolved."""
+        """Return all pins, as the lock file has them afterwards, and those that this run resolved."""
         options, fleet = run.options, run.checked.candidates
         path = Path(options["lock_file"] or self.base / LOCK)
         kept = read_lock(path)
@@ -182,7 +182,7 @@ class RunReading:
         return drop_lost_builds(fleet, lock) if refresh else lock, fresh
 
     def access_warnings(self, run: PlannedRun) -> tuple[str, ...]:
-        """Return where it is uncertain that hosts may fetch what they lack. Raise FleetError where they may not."""
+        """Return where hosts may be refused what they would fetch. Raise FleetError where they certainly are."""
         if run.options["again"] is not None or run.options["offline"]:
             return ()
         resources = run.resources
@@ -191,7 +191,7 @@ class RunReading:
 
 
 def measuring_operation(options: Options) -> str | None:
-    """Return the operation of a run: BENCHMARK also of a deploy that measures."""
+    """Return the operation of a run: BENCHMARK also for a deploy that measures."""
     return BENCHMARK if options["measure"] else options["operation"]
 
 
@@ -206,7 +206,7 @@ def _wrong_suites(knowledge: Knowledge, raw: Mapping[str, Mapping[str, Any]]) ->
     """Return what is wrong with the suites of the hosts' variables."""
     if not any(SUITE_VARIABLES[0] in given for given in raw.values()):
         return ()
-    # Here, as most runs measure no suite, and every run would wait for these imports.
+    # Imported here, as most runs measure no suite, and every run would wait for these imports.
     from ..measuring.suites.compose import wrong_suites
 
     return wrong_suites(knowledge, raw)

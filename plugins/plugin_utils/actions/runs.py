@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of ansible-playbook: this one's identity, whether another one is over, and the lease of one on a host.
+"""Runs of ansible-playbook: the identity of this one, whether another one is over, and the lease of a run on a host.
 
 A run is known by its controller process. Only the machine of that process can tell that it has ended; for others, its
 lease ends by itself.
@@ -21,7 +21,7 @@ from ansible import context
 from ansible.errors import AnsibleError
 
 from ...module_utils.common.errors import Problem
-from ..base.text import listed
+from ..base.text import join_names
 
 RUNBOOK = "docs/runbooks/two-operators.md"
 HOLD = 120
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Lease:
-    """The lease that node_state saw on a host; left: seconds that it lasts from then on; tag: of its last change."""
+    """The lease that node_state saw on a host; left: seconds that it still lasted; tag: that of the last change."""
 
     run: str
     who: str
@@ -53,7 +53,7 @@ class Lease:
 
     @classmethod
     def from_json(cls, data: object) -> Lease | None:
-        """Return the lease in a node's answer; None if there is none, or no proper one."""
+        """Return the lease in a node's answer; None if there is none, or it is malformed."""
         if not isinstance(data, Mapping) or not data.get("run"):
             return None
         try:
@@ -64,7 +64,7 @@ class Lease:
 
     @property
     def live(self) -> bool:
-        """Return whether its run goes on, for all that the host knows."""
+        """Return whether its run is still active, as far as the host knows."""
         return self.at_work or self.left > 0
 
     @property
@@ -83,12 +83,12 @@ def _run(pid: int) -> Run:
     names = [PurePath(str(name)).name for name in context.CLIARGS.get("args") or ()]
     place, ticks = _place(), _ticks(pid)
     if place[1] and not ticks:
-        # Killed, it leaves the task that was about to begin. The lease of such a task would never be known to be over.
+        # When killed, it leaves the task that was about to begin, whose lease would never be known to end.
         raise AnsibleError(
             f"/proc/{pid}/stat of this task's ansible-playbook cannot be read, so no other run could tell when this "
             "one ends. Nothing was changed. Run it as a user who can read the file."
             if ticks is None
-            else "The ansible-playbook of this task has ended, so it changes nothing. Run it again."
+            else "The ansible-playbook of this task has ended, so the task changed nothing. Run the playbook again."
         )
     ticks = ticks or ""
     parts = (*place, str(pid), ticks)
@@ -105,7 +105,7 @@ def this_run() -> Run:
 
 
 def is_over(run: str) -> bool:
-    """Return whether a run is known to have ended: it was of this machine, and its process is gone.
+    """Return whether a run is known to have ended: it ran on this machine, and its process is gone.
 
     Another user's process that /proc hides (hidepid) may still run.
     """
@@ -116,16 +116,16 @@ def is_over(run: str) -> bool:
     return _ticks(int(pid)) not in (ticks, None)
 
 
-def going_on(lease: Lease | None) -> bool:
+def is_active(lease: Lease | None) -> bool:
     """Return whether the run of a lease may still change hosts."""
     return lease is not None and lease.live and not is_over(lease.run)
 
 
 def other_runs(leases: Mapping[str, Lease | None]) -> dict[Lease, list[str]]:
-    """Return the leases of other runs that go on, the longest of each run, with its hosts."""
+    """Return the leases of other runs that are still active: the longest one of each run, with its hosts."""
     found: dict[str, list[tuple[float, str, Lease]]] = {}
     for host, lease in leases.items():
-        if lease and going_on(lease) and lease.run != this_run().id:
+        if lease and is_active(lease) and lease.run != this_run().id:
             found.setdefault(lease.run, []).append((lease.left, host, lease))
     return {max(items)[2]: [host for _unused, host, _lease in items] for items in found.values()}
 
@@ -133,12 +133,12 @@ def other_runs(leases: Mapping[str, Lease | None]) -> dict[Lease, list[str]]:
 def ends_text(lease: Lease) -> str:
     """Return when a lease ends."""
     if lease.at_work:
-        return f"It is at work; its lease ends {HOLD} s after its last step"
-    return f"Without another step of it, its lease ends in {lease.left:.0f} s"
+        return f"It is in progress; its lease ends {HOLD} s after its last step"
+    return f"If it makes no further step, its lease ends in {lease.left:.0f} s"
 
 
 def refused_call(host: str, stale: bool, found: object) -> str:
-    """Return why a host refused a call: another run has its lease, or has changed it since the plan."""
+    """Return why a host refused a call: another run has a lease on it, or has changed it since the plan."""
     lease = Lease.from_json(found)
     who = lease.text if lease else "another run changes it"
     if not stale:
@@ -147,13 +147,13 @@ def refused_call(host: str, stale: bool, found: object) -> str:
             f"known to be dead, take over with -e take_over=true ({RUNBOOK})."
         )
     return (
-        f"{host} was not changed: it changed after this run looked at it, by another run: {who}. Run the same command "
-        f"again; it plans with what is there now ({RUNBOOK})."
+        f"{host} was not changed: it changed after this run looked at it, through another run: {who}. Run the same "
+        f"command again; it plans from the present state ({RUNBOOK})."
     )
 
 
 def refused_plan(found: Mapping[Lease, Sequence[str]]) -> tuple[Problem, ...]:
-    """Return why nothing may be changed while other runs go on."""
+    """Return why nothing may be changed while other runs are active."""
     fix = (
         "Wait until that run has ended, and run the same command again. If it is known to be dead, take over with "
         f"-e take_over=true ({RUNBOOK})."
@@ -163,10 +163,10 @@ def refused_plan(found: Mapping[Lease, Sequence[str]]) -> tuple[Problem, ...]:
     )
 
 
-def warned(found: Mapping[Lease, Sequence[str]]) -> tuple[str, ...]:
-    """Return a warning for each other run, for a run that changes nothing, or that takes over."""
+def run_warnings(found: Mapping[Lease, Sequence[str]]) -> tuple[str, ...]:
+    """Return a warning about each other run, in a run that changes nothing or takes over."""
     return tuple(
-        f"on {listed(hosts)}, {lease.text}: what is there may change at any moment. {ends_text(lease)}"
+        f"on {join_names(hosts)}, {lease.text}: their state may change at any moment. {ends_text(lease)}"
         for lease, hosts in found.items()
     )
 
@@ -175,7 +175,7 @@ def _place() -> tuple[str, str]:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return boot, os.readlink("/proc/self/ns/pid")[5:-1]
-    except OSError:  # no Linux: nothing tells that a run is over
+    except OSError:  # not Linux: nothing shows that a run is over
         return socket.gethostname(), ""
 
 
@@ -191,7 +191,7 @@ def _ticks(pid: int) -> str | None:
 
 
 def _exists(pid: int) -> bool:
-    """Return whether there may be such a process. No option of /proc's mount hides one from kill()."""
+    """Return whether such a process may exist. No mount option of /proc hides one from kill()."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

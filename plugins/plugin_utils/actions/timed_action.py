@@ -11,7 +11,7 @@ from .leased_action import LeasedAction
 
 
 class TimedAction(LeasedAction):
-    """An action plugin that waits for its module as long as that may take, and no longer."""
+    """An action plugin that waits for its module as long as that may take, but no longer."""
 
     def call(self, args: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         """Return the module's own result, or a failure where the node does not end the call."""
@@ -25,5 +25,5 @@ class TimedAction(LeasedAction):
                 "changed": False,
                 "timedout": {"period": seconds},
                 "msg": f"{self.module} did not end within {seconds} s: something on this host may hang, such as the "
-                "GPU driver or a file system. See dmesg there; once the host answers, run the same command again.",
+                "GPU driver or a file system. See dmesg on the host; once it answers, run the same command again.",
             }

@@ -18,7 +18,7 @@ from typing import TypeGuard
 PLUGINS = Path(__file__).resolve().parents[2]
 _COLLECTION = "ansible_collections.instinct.fleet.plugins"
 _TYPES = "TYPE_CHECKING"
-# Parsing a file takes ten times as long as finding these in it, and every plan asks for what a supervisor is made of.
+# Parsing a file takes ten times as long as searching it for these, and every plan needs the files of a supervisor.
 _IMPORT = re.compile(r"^[ \t]*from (\.*)([\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 _COMMENT = re.compile(r"#.*")
 
@@ -39,7 +39,7 @@ def closure(entry: Path) -> list[Path]:
 
 
 def join(paths: Sequence[Path], between: str = "\n\n") -> str:
-    """Return one text of files, the last of which is the program: its head, the imports of all, and their bodies.
+    """Return the files as one text; the last file is the program: its head, the imports of all, and their bodies.
 
     `between` separates two bodies. Raise ValueError for files that cannot be joined.
     """
@@ -109,7 +109,7 @@ def _check(parts: Sequence[_Part]) -> None:
     meanings: dict[str, str] = {}
     for part in parts:
         if not all(map(_is_import, part.imports)):
-            raise ValueError(f"{part.path}: its imports do not stand together")
+            raise ValueError(f"{part.path}: its imports are not in one place")
         if part is not parts[-1] and not all(map(_is_prologue, part.above)):
             raise ValueError(f"{part.path}: only the program may have something above its imports")
         for node in ast.walk(ast.Module([*part.imports, *part.below], [])):

@@ -39,7 +39,7 @@ PACKAGES = {
 }
 
 
-# Further files beside the one that starts a program: programs of one text that others import by that name.
+# More files next to the one that starts a program: programs of one text that others import by that name.
 BESIDE = {"supervisor": {"instinct_guard.py": "guard"}}
 
 

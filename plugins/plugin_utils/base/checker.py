@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check plain data (as parsed from YAML) strictly: every deviation becomes a Problem, and checking continues."""
+"""Check plain data (as parsed from YAML) strictly: every mistake becomes a Problem, and checking continues."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Checker:
         return list(value)
 
     def text(self, value: Any, path: Path, default: str = "", pattern: str = "", meaning: str = "") -> str:
-        """Check a non-empty text that matches `pattern` (described to people as `meaning`)."""
+        """Check a non-empty text that matches `pattern` (`meaning` describes it in messages)."""
         if not isinstance(value, str):
             quotable = isinstance(value, (bool, int, float))
             self.wrong(path, f"must be text, not {kind(value)}.", "Put it in quotes." if quotable else "")
@@ -86,8 +86,8 @@ class Checker:
     def url(self, value: Any, path: Path, pattern: str, meaning: str) -> str:
         """Check a URL without credentials; the message does not repeat one that has them."""
         if isinstance(value, str) and holds_account(value):
-            fix = "Write the URL without user, password and token."
-            self.wrong(path, "holds credentials.", fix)
+            fix = "Write the URL without a user, password or token."
+            self.wrong(path, "contains credentials.", fix)
             return ""
         return self.text(value, path, "", pattern, meaning)
 

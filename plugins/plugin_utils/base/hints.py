@@ -21,15 +21,15 @@ HINTS = (
     ),
     (
         re.compile("Permission denied \\(([a-z-]+,)*(publickey|password)"),
-        "The host answers, and refuses this user's key: check ansible_user, ssh-add -l, and its authorized_keys.",
+        "The host answers, but refuses this user's key: check ansible_user, ssh-add -l, and its authorized_keys.",
     ),
     (
         re.compile("Module result deserialization failed|Could not chdir to home directory"),
-        "Something else than the module's answer came back. Mostly ansible_user has no home directory there, or its "
+        "The host did not return the module's answer. Usually ansible_user has no home directory there, or its "
         "login prints text: ssh to the host with the command true must print nothing.",
     ),
 )
-"""The first that matches is printed."""
+"""The first one that matches is printed."""
 
 NO_ROOM = re.compile("No usable temporary directory|\\[Errno 28\\]|No space left on device")
 NO_ANSWER = "Module result deserialization failed"
@@ -46,9 +46,9 @@ def failed_item(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def cause(result: Mapping[str, Any]) -> str:
-    """Return why a module could not begin on a host, where its output tells; "" if it began, or for another reason.
+    """Return why a module could not begin on a host, if its output shows it; "" if it began, or the reason is another.
 
-    With a full disk Ansible has no room for the module, and what comes back is Python's traceback.
+    On a full disk there is no space for Ansible's module, and only a Python traceback comes back.
     """
     if not str(result.get("msg") or "").removeprefix("Task failed: ").startswith(NO_ANSWER):
         return ""
@@ -58,7 +58,7 @@ def cause(result: Mapping[str, Any]) -> str:
     if not NO_ROOM.search(said):
         return ""
     return (
-        "No space left on this host's disk, not even for Ansible's module in /tmp. Make room (df -h tells where), and "
+        "No space left on this host's disk, not even for Ansible's module in /tmp. Free some (df -h says where), and "
         "run the same command again."
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes of failures that say nothing about a release: what is around it failed. Pure."""
+"""Classes of failures that say nothing about a release: something around it failed. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STEP = "step"
 
 CLASSES = frozenset(
     (
-        "infrastructure",  # a canary about which nothing could be found out
+        "infrastructure",  # a canary whose state could not be determined
         STEP,
         BALANCER,
         NOT_IN_SERVICE,  # of an instance that answers when it is asked directly (rollout_run/failures.py)
@@ -33,7 +33,7 @@ CLASSES = frozenset(
         "record",
     )
 )
-"""Of instances (`servers[].class` of vllm_server), of the modules beside it, and of a run that gives way to another.
+"""Classes of instances (`servers[].class` of vllm_server), of other modules, and of a run that gives way to another.
 
-What a release may have caused by itself is not among them, such as missing weights: its patterns may exclude them.
+What a release may have caused itself is not among them, such as missing weights, which its patterns may exclude.
 """

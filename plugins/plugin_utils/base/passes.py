@@ -20,5 +20,5 @@ def run_passes(passes: Iterable[Pass], state: Any) -> Any:
 
 
 def extend(kind: type[State], state: Any, **added: Any) -> State:
-    """Return a state of this kind, which knows all that `state` knows, and what is added."""
+    """Return a state of this kind, with all that `state` knows and what is added."""
     return kind(**{**{item.name: getattr(state, item.name) for item in fields(state)}, **added})

@@ -15,7 +15,7 @@ def plural(count: int, noun: str, ending: str = "s") -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters but line ends and tabs, as a terminal obeys what a host says."""
+    """Replace control characters except line ends and tabs: a terminal would obey those of a host."""
     if text.isprintable():
         return text
     return "".join(
@@ -23,8 +23,8 @@ def printable(text: str) -> str:
     )
 
 
-def listed(hosts: Sequence[str], limit: int = MANY) -> str:
-    """Return names of hosts; the first and the last when there are more than `limit`."""
+def join_names(hosts: Sequence[str], limit: int = MANY) -> str:
+    """Join names of hosts with commas; only the first ones and the last if there are more than `limit`."""
     if len(hosts) <= limit:
         return ", ".join(hosts)
     return f"{', '.join(hosts[: limit - 1])}, … {hosts[-1]} ({len(hosts)} hosts)"

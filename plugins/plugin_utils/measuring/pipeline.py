@@ -19,8 +19,8 @@ from .suites.request import PlannedCells, check_cells
 class BenchmarkInputs:
     """What a benchmark is planned from.
 
-    options: of the module. instances: what the run measures, as its plan has them, with their hosts. variables: of each
-    host of the run, as far as they are set: benchmark_variables(). kept: the runs that hosts keep results of.
+    options: of the module. instances: those that the run measures, as its plan has them, with their hosts. variables:
+    benchmark_variables() of each host of the run, as far as they are set. kept: the runs whose results hosts keep.
     """
 
     knowledge: Knowledge
@@ -40,14 +40,14 @@ class CheckedBenchmark(BenchmarkInputs):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkPlan(CheckedBenchmark):
-    """run: the run that is performed; None where nothing is measured. lines: what the operator reads about it."""
+    """run: the run that is performed; None if nothing is measured. lines: what the operator reads about it."""
 
     run: Mapping[str, Any] | None
     lines: Sequence[str]
 
     @property
     def text(self) -> str:
-        """Return what the operator reads; "" where there is nothing to say."""
+        """Return what the operator reads; "" if there is nothing to say."""
         warnings = ["Warnings", *(f"  {text}" for text in self.warnings)] if self.warnings else []
         return "\n".join([*warnings, *self.lines])
 

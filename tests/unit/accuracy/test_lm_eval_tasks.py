@@ -63,7 +63,7 @@ def test_data_that_is_not_there_says_where_it_was_looked_for_and_how_to_bring_it
     with pytest.raises(AccuracyError) as error:
         planned_tasks(["gsm8k"], KNOWN, str(tmp_path))
     text = str(error.value)
-    assert text.startswith("gsm8k: no data for train. Looked for train.jsonl, .json or .parquet")
+    assert text.startswith("gsm8k: no data for train. Searched for train.jsonl, .json or .parquet")
     assert f"in {tmp_path}/gsm8k." in text
     assert "hf download openai/gsm8k --repo-type dataset --local-dir gsm8k" in text
     with pytest.raises(AccuracyError, match="accuracy_data_dir is not set"):
@@ -101,7 +101,7 @@ def test_a_directory_of_the_operator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.yaml", "task: [", "a.yaml is no YAML"),
+        ("a.yaml", "task: [", "a.yaml is not valid YAML"),
         ("a.yaml", "other: 1", "has no task"),
         ("a.yaml", "task: a\n", "the number of its items is not known"),
         (
@@ -125,5 +125,5 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / name, "t.yaml", text="task: same\nmetadata: {items: 1}\n")
-    with pytest.raises(AccuracyError, match="same is there more than once"):
+    with pytest.raises(AccuracyError, match="same is named more than once"):
         planned_tasks([f"{tmp_path}/a", f"{tmp_path}/b"], KNOWN, "")

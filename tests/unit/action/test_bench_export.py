@@ -71,7 +71,7 @@ def test_check_mode_writes_nothing_and_finds_conflicts(export: Run, tmp_path: Pa
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        ({"formats": ["madd"]}, "format: 'madd' is no format of an export. Did you mean mad?"),
+        ({"formats": ["madd"]}, "format: 'madd' is not an export format. Did you mean mad?"),
         ({"formats": ["mad"], "run": "r2"}, "there is no run 'r2'"),
         ({"formats": []}, "format: no format is named."),
     ],

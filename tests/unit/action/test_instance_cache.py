@@ -104,7 +104,7 @@ def test_one_host_packs_while_others_go_on(tmp_path: Path, records: CacheRecords
 @pytest.mark.parametrize(
     ("answers", "warned"),
     [
-        ({"packed": {"bundles": {KEY: RECORD}}, "sent": b"tampered"}, "another SHA-256"),
+        ({"packed": {"bundles": {KEY: RECORD}}, "sent": b"tampered"}, "does not have the SHA-256"),
         ({"packed": {"bundles": {KEY: RECORD}}, "sent": b"short"}, "has 5 bytes, and not 8"),
         ({"packed": {"bundles": {KEY: RECORD}}, "sent": CONTENT * 2}, "is longer than the 8 bytes"),
         ({"packed": {"bundles": {KEY: {**RECORD, "sha256": "/../../x"}}}}, "no SHA-256"),

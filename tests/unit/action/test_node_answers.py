@@ -15,9 +15,9 @@ import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.instinct.fleet.plugins.plugin_utils.base.node_answers import (
     AnswerError,
-    asked_for,
     fetch,
     file_name,
+    known_request,
     path_in,
     sha256_in,
     size_in,
@@ -45,7 +45,7 @@ OWN = "0123456789abcdef" * 4
 )
 def test_what_is_no_hash(value: Any) -> None:
     assert sha256_in({"sha256": OWN}) == OWN
-    with pytest.raises(AnswerError, match="for sha256, which is no SHA-256"):
+    with pytest.raises(AnswerError, match="for sha256, which is not a SHA-256"):
         sha256_in({"sha256": value})
 
 
@@ -59,15 +59,15 @@ def test_what_is_no_size(value: Any) -> None:
 @pytest.mark.parametrize("value", [None, 5, "", "/x", "../x", "a/../b", "a//b", "a/", "./a", "a\0b"])
 def test_what_is_no_path_within_a_directory(value: Any) -> None:
     assert path_in({"path": "a/b-1/..c"}) == "a/b-1/..c"
-    with pytest.raises(AnswerError, match="for path, which is no path within a directory"):
+    with pytest.raises(AnswerError, match="for path, which is not a path inside a directory"):
         path_in({"path": value})
 
 
 def test_only_what_was_offered_is_sent() -> None:
-    assert asked_for("a", {"a": 1}) == "a"
+    assert known_request("a", {"a": 1}) == "a"
     for value in ("b", "../a", None, ["a"]):
         with pytest.raises(AnswerError, match="which it was not offered"):
-            asked_for(value, {"a": 1})
+            known_request(value, {"a": 1})
 
 
 @settings(max_examples=100)

@@ -149,8 +149,8 @@ def test_other_runs_are_those_that_go_on() -> None:
     assert "ann@c1 runs upgrade.yml (since 2026-01-01T00:00:00Z)" in first
     assert "its lease ends in 90 s" in first
     assert "-e take_over=true" in first
-    assert "It is at work; its lease ends 120 s after its last step" in second
-    assert len(runs.warned(found)) == 2
+    assert "It is in progress; its lease ends 120 s after its last step" in second
+    assert len(runs.run_warnings(found)) == 2
 
 
 def test_a_refused_call_says_what_to_do() -> None:

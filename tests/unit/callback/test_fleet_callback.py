@@ -206,7 +206,7 @@ def test_messages(fleet: Any, data: dict[str, Any], text: str) -> None:
     [
         (
             "ssh: root@n1: Permission denied (publickey,password).",
-            "The host answers, and refuses this user's key: ",
+            "The host answers, but refuses this user's key: ",
         ),
         (
             "Module result deserialization failed: No start of json char found",

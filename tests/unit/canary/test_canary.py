@@ -192,7 +192,7 @@ def test_a_second_look_that_measured_nothing_leaves_the_first() -> None:
     assert (found.state, found.more) == (SLOWER, 0)
     found = judge_speed(Measurements(runs()), [Measurements(runs(0.7)), Measurements(runs())], RULES)
     assert found.warnings == (
-        "the first 5 runs were slower, the 5 after them were not: the first ones were probably disturbed",
+        "the first 5 runs were slower, the 5 after them were not: the first runs were probably disturbed",
     )
     assert (
         judge_speed(

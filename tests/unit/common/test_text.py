@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.base.text import (
     interfaces_text,
-    listed,
+    join_names,
     plural,
     wrap,
 )
@@ -29,7 +29,7 @@ def test_a_count_has_its_noun(count: int, ending: str, expected: str) -> None:
     ],
 )
 def test_a_list_of_hosts_stays_short(hosts: int, expected: str) -> None:
-    assert listed([f"n{number}" for number in range(1, hosts + 1)]) == expected
+    assert join_names([f"n{number}" for number in range(1, hosts + 1)]) == expected
 
 
 def test_interfaces_have_their_addresses() -> None:

@@ -237,7 +237,7 @@ def test_a_build_and_its_tag() -> None:
         ),
         (
             {"image": None, "build": {"repo": "https://me:secret@x/y", "ref": "v1"}},
-            "vllm_deployments[0].build.repo: holds credentials. Write the URL without user, password and token.",
+            "vllm_deployments[0].build.repo: contains credentials. Write the URL without a user, password or token.",
         ),
         (
             {"image": None, "build": {"repo": "https://x/y", "ref": "v1", "dockerFile": "d"}},

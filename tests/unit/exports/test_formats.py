@@ -179,9 +179,7 @@ def test_every_format_has_its_own_directory() -> None:
 
 
 def test_an_unknown_format_is_an_error_with_the_nearest_name() -> None:
-    with pytest.raises(
-        FleetError, match=r"'inferenceX2' is no format of an export. Did you mean inferencex\?"
-    ):
+    with pytest.raises(FleetError, match=r"'inferenceX2' is not an export format. Did you mean inferencex\?"):
         check_formats(["mad", "inferenceX2"])
     with pytest.raises(FleetError, match=r"no format is named\. Valid: csv, "):
         check_formats([""])
@@ -206,5 +204,5 @@ def test_what_is_no_result_is_an_error(summary: Any) -> None:
 
 
 def test_half_a_line_of_runs_is_an_error() -> None:
-    with pytest.raises(FleetError, match=r"runs\.jsonl: line 2 is no JSON object"):
+    with pytest.raises(FleetError, match=r"runs\.jsonl: line 2 is not a JSON object"):
         parse_run({"benchmarks": []}, '{"host": "n1"}\n{"host": \n')

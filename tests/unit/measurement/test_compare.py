@@ -166,7 +166,7 @@ def test_embedding_models_are_judged_by_their_requests() -> None:
         (
             [1000.0] * 3,
             [1000.0] * 3,
-            "drift hides it: needs a and b in turns on one instance, each of them first in half of the turns",
+            "drift hides it: needs a and b alternating on one instance, each of them first in half of the turns",
         ),
         ([1000.0, 1100.0, 900.0], [700.0, 770.0, 630.0], "needs 4 runs of each"),
     ],
@@ -278,7 +278,7 @@ def test_an_instance_without_results_on_one_side_is_named() -> None:
     lived = [row("n2", 60 * number, 1000.0) for number in range(2)]
     cell = only((side("a", [*new.rows, *died]), side("b", [*old.rows, *lived])))
     assert cell.verdict == WORSE
-    assert "not compared, as only b has results of it: n2/llama-0" in cell.notes
+    assert "not compared, as only b has results: n2/llama-0" in cell.notes
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.knowledge.catalog.load import load_baselines
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.published import (
     KINDS,
-    Published,
+    PublishedResult,
     counterparts,
     family,
     read_published,
@@ -73,7 +73,7 @@ def test_acceptance_every_published_row_of_the_same_work_has_ratio_and_differenc
     assert all(item["ratios"] and item["differs"] and item["source"] for item in data)
 
 
-def one(**changes: Any) -> Published:
+def one(**changes: Any) -> PublishedResult:
     """A published row as AMD's page has it, with some other values."""
     item = {
         "setup": "s", "kind": "throughput", "model": LLAMA, "weights": "fp8", "tensor_parallel_size": 8,

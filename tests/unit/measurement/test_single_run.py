@@ -27,10 +27,10 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measureme
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.steady import steady_state
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.statistics.percentiles import (
+    null_unsupported,
     requests_needed,
     shortfall,
-    supported,
-    without_unsupported,
+    supported_percentiles,
 )
 
 from tests.worlds.request_timings import Client, Server, cpu_share, simulate
@@ -84,12 +84,12 @@ def test_a_run_at_a_rate_is_steady_after_half_a_minute_or_three_answers() -> Non
         (
             simulate(Server(), Client(32, concurrency=64)),
             LoadPoint("concurrency", 64),
-            "never was at its load",
+            "never reached its load",
         ),
         (
             simulate(Server(), Client(64, concurrency=64)),
             LoadPoint("concurrency", 64),
-            "never was at its load",
+            "never reached its load",
         ),
         (simulate(Server(), Client(1, concurrency=1)), LoadPoint("concurrency", 1), "fewer than two"),
         (
@@ -235,14 +235,14 @@ def test_requests_that_a_percentile_needs(percentile: float, needed: int) -> Non
 
 
 def test_percentiles_that_a_number_of_requests_supports() -> None:
-    assert supported((50, 90, 95, 99), 90) == (50, 90, 95)
+    assert supported_percentiles((50, 90, 95, 99), 90) == (50, 90, 95)
     assert shortfall((50, 90, 95, 99), 60) == "60 requests are too few: p95 needs 90, p99 needs 459"
     assert shortfall((50, 90), 60) == ""
 
 
 @pytest.mark.parametrize("percentile", [0, 100, -1])
 def test_no_percentile(percentile: float) -> None:
-    with pytest.raises(ValueError, match="is no percentile"):
+    with pytest.raises(ValueError, match="is not a percentile"):
         requests_needed(percentile)
 
 
@@ -252,24 +252,24 @@ def test_no_percentile(percentile: float) -> None:
 )
 def test_percentiles_without_enough_requests_are_null(completed: int | None, kept: list[int]) -> None:
     given = {f"p{at}_ttft_ms": 1.0 for at in (50, 90, 95, 99)} | {"completed": completed, "mean_ttft_ms": 2.0}
-    found = without_unsupported(given)
+    found = null_unsupported(given)
     assert [at for at in (50, 90, 95, 99) if found[f"p{at}_ttft_ms"] is not None] == kept
     assert (found["mean_ttft_ms"], found["completed"]) == (2.0, completed)
 
 
 def test_batches_count_like_requests() -> None:
     given = {"p90_batch_latency_ms": 1.0, "p25_batch_latency_ms": 1.0, "completed": None, "iterations": 5}
-    assert without_unsupported(given) == {**given, "p90_batch_latency_ms": None}
+    assert null_unsupported(given) == {**given, "p90_batch_latency_ms": None}
 
 
 def test_a_server_that_stalls_shows_it_in_the_p99_of_a_rate_run() -> None:
     """Acceptance: 2 s every 30 s is a p99 TTFT of at least 1.5 s; a short run shows none at all."""
     server = Server(stall=2.0)
     raw = simulate(server, Client(1500, rate=10))
-    found = without_unsupported(raw)
+    found = null_unsupported(raw)
     print(f"p99 TTFT {found['p99_ttft_ms']:.0f} ms")
     assert found["p99_ttft_ms"] >= 1500
-    assert without_unsupported(simulate(server, Client(400, rate=10)))["p99_ttft_ms"] is None
+    assert null_unsupported(simulate(server, Client(400, rate=10)))["p99_ttft_ms"] is None
 
 
 # ---- goodput ---------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.causes import causes
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.evidence import physical
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.evidence import (
+    physical_indices,
+)
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.samples import cell_speeds
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.outliers.verdicts import (
     GpuVerdict,
@@ -56,7 +58,7 @@ def test_64_gpus_one_slow_one_throttled_one_with_ecc_are_named_with_their_causes
     assert named["GFX clock"] == ("below the usual 2000 MHz", 0)
     assert "NUMA node" not in named
     assert "driver" not in named
-    assert slow.next_step == "Set the power cap of its equals (amd-smi set --power-cap WATTS --gpu 5)."
+    assert slow.next_step == "Set the power cap of the other GPUs (amd-smi set --power-cap WATTS --gpu 5)."
     assert throttled.reasons[0] == "throttled by temperature (hbm_thermal 23.0% of the time)"
     assert throttled.speed == "slow"
     assert ecc.reasons == ("2 uncorrectable memory errors, 1 of them during the measurement",)
@@ -76,7 +78,7 @@ def test_a_slow_node_is_distinguished_from_a_slow_gpu() -> None:
     assert cause.lift > 6
     assert (
         node.next_step
-        == "Install the driver of the other hosts on n4: drain it, install, reboot, measure again."
+        == "Install the driver of the other hosts on n4: drain it, install the driver, reboot, measure again."
     )
     assert found["n6", 2].next_step == (
         "Test it with playbooks/burnin.yml --limit n6,load_balancer, which drains what it tests."
@@ -89,7 +91,10 @@ def test_a_slow_node_is_distinguished_from_a_slow_gpu() -> None:
         pytest.param(([100.0], [80.0]), None, "without at least 3 runs of both", id="no repeats"),
         pytest.param(([100.0] * 3, [98.0] * 3), "ok", "", id="less than 3 %"),
         pytest.param(
-            ([99.0, 100.0, 101.0], [90.0, 91.0, 92.0]), "suspect", "at fault is not shown", id="shown"
+            ([99.0, 100.0, 101.0], [90.0, 91.0, 92.0]),
+            "suspect",
+            "nothing shows which of the two is at fault",
+            id="shown",
         ),
         pytest.param(([90.0, 100.0, 110.0], [80.0, 92.0, 104.0]), "ok", "", id="intervals overlap"),
     ],
@@ -238,7 +243,7 @@ def test_power_at_its_cap_on_all_gpus_is_no_finding() -> None:
 )
 def test_partitions_belong_to_their_gpu(logical: list[int], partitions: int, expected: list[int]) -> None:
     gpus = [{"index": index, "partitions": partitions} for index in range(8 if partitions < 2 else 2)]
-    assert physical(logical, gpus) == expected
+    assert physical_indices(logical, gpus) == expected
 
 
 @pytest.mark.parametrize(

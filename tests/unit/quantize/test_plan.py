@@ -68,13 +68,13 @@ def test_the_cpu_quantizes_a_whole_model_only_if_told_to() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"scheme": "w_fp8_a_fp9"}, {}, "is no scheme. Did you mean"),
+    ({"scheme": "w_fp8_a_fp9"}, {}, "is not a scheme. Did you mean"),
     ({"scheme": "fp8"}, {}, "quantize_calibration: fp8 measures the scales"),
     ({"kv_cache": "fp8"}, {}, "the KV cache's scales are measured"),
-    ({"kv_cache": "int8"}, {}, "is no type of the KV cache. Valid: fp8"),
+    ({"kv_cache": "int8"}, {}, "is not a type of the KV cache. Valid: fp8"),
     ({"scheme": "fp8_dynamic", "kv_cache": "fp8"}, {}, "has no scales for it"),
     ({"architecture": "lama"}, {}, "Did you mean llama"),
-    ({"name": "a/b"}, {}, "is no name for a directory"),
+    ({"name": "a/b"}, {}, "is not a valid directory name"),
     ({}, {"disk_free": 2 * GIB}, "are needed for the output"),
     ({}, {"memory_available": GIB, "gpus": []}, "of memory are needed"),
     ({}, {"source": {"config": {"model_type": "strange"}}}, "model_type 'strange' is not known to Quark"),
@@ -94,7 +94,7 @@ def test_what_cannot_be_quantized_is_refused_with_the_way_out(
 
 def test_kv_scales_that_vllm_does_not_read_are_refused() -> None:
     with pytest.raises(
-        FleetError, match=r"vLLM reads scales of k_proj and v_proj, and deepseek_v3 has \*kv_b_proj"
+        FleetError, match=r"vLLM reads scales of k_proj and v_proj, but deepseek_v3 has \*kv_b_proj"
     ):
         planned(KV, calibration=CALIBRATION, source={"config": {"model_type": "deepseek_v3"}})
 

@@ -97,7 +97,7 @@ def test_what_is_there_is_not_made_again_but_signed_if_it_is_not(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"scheme": "fp9"}, "is no scheme"),
+        ({"scheme": "fp9"}, "is not a scheme"),
         ({"signing_key_file": "/gone"}, "cannot be read"),
         ({"samples": "many"}, "is not a number"),
     ],

@@ -22,7 +22,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.re
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.tables import (
     rate,
-    signed,
+    signed_percent,
     table,
 )
 
@@ -202,7 +202,7 @@ def test_the_first_screen_does_not_contradict_itself(pages: dict[str, tuple[str,
     )
     text = Page(render_report(summary_of(two))).text
     # The card and the note have the same number, and nothing is called slow.
-    assert "n2: 19% slower than n1: without at least 3 runs of both this is not judged" in text
+    assert "n2: 19% slower than n1: this is not judged without at least 3 runs of both" in text
     assert "Slower node −19% n2, against n1" in text  # noqa: RUF001
     assert " slow GPU" not in text
     assert "suspect" not in text
@@ -233,7 +233,7 @@ def test_many_instances_are_distributions_and_folded_tables(pages: dict[str, tup
 
 def test_offline_benchmarks_have_their_own_tables(pages: dict[str, tuple[str, Page]]) -> None:
     text = pages["mixed"][1].text
-    assert "Offline throughput All prompts given to the engine at once" in text
+    assert "Offline throughput All prompts are given to the engine at once" in text
     assert "10,880" in text
     assert "Offline latency One batch from start to end" in text
     assert "17,300" in text
@@ -349,7 +349,7 @@ def test_rate(value: float | None, text: str) -> None:
     [(None, "–"), (1.0, "±0%"), (0.996, "±0%"), (0.84, "−16%"), (1.034, "+3%")],  # noqa: RUF001
 )
 def test_signed(speed: float | None, text: str) -> None:
-    assert signed(speed) == text
+    assert signed_percent(speed) == text
 
 
 def test_numbers_of_a_column_and_of_a_group_have_the_same_decimals() -> None:

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.measurement.cells import Side
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.around import (
-    RunContext,
-    read_run_context,
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.context_sections import (
+    accuracy_section,
 )
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.beside import accuracy_section
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.load_sections import ROOFLINE
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.report import (
     render_report,
     report_view,
+)
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.report.run_context import (
+    RunContext,
+    read_run_context,
 )
 
 from tests.unit.report.test_report import Page

@@ -129,8 +129,8 @@ def test_a_name_of_something_else_is_refused() -> None:
     with pytest.raises(FleetError) as caught:
         choose_run("r1", "new", WANTED, [unfinished(suite="quick")], NOW)
     assert str(caught.value) == (
-        "benchmark_run: run r1, begun 2026-01-31T11:00:00Z, is not finished, and measures something else: suite "
-        "quick, now serving. Choose another name, or repeat its command."
+        "benchmark_run: run r1, begun 2026-01-31T11:00:00Z, is not finished, but measures something else: suite "
+        "quick, now serving. Choose another name, or repeat the command of that run."
     )
 
 

@@ -161,7 +161,7 @@ def test_a_held_deployment_that_runs_two_generations_is_trouble() -> None:
     }
     made = status(seen, {})
     verdict = (
-        "llama is held at generation 2, and 1 of 2 instances run another one: rollback.yml -e deployment=llama "
+        "llama is held at generation 2, but 1 of 2 instances run another one: rollback.yml -e deployment=llama "
         "-e generation=2 moves them, a few at a time"
     )
     assert made.verdict() == f"{verdict}."
@@ -186,7 +186,7 @@ PUBLICKEY = "Failed to connect to the host via ssh: root@n2: Permission denied (
         ("No route to host", [server("n2")], "the load balancer's checks reach it, so it serves", False),
         ("No route to host", [server("n2", state="drain")], "check the host", False),
         (PUBLICKEY, [server("n2")], "the load balancer's checks reach it, so it serves", False),
-        (PUBLICKEY, [server("n2", up=False)], "The host answers, and refuses this user's key", True),
+        (PUBLICKEY, [server("n2", up=False)], "The host answers, but refuses this user's key", True),
         # One of its two instances serves, and drain.yml would take both.
         (
             "No route",
@@ -216,7 +216,7 @@ def test_a_host_that_serves_is_not_advised_to_be_drained(
 def test_a_host_of_which_nothing_is_known_has_its_hint_beside_the_error() -> None:
     lines = text(status({}, {"n2": PUBLICKEY})).splitlines()
     assert lines[1] == f"  n2: not reached: {PUBLICKEY}"
-    assert lines[2].startswith("    → The host answers, and refuses this user's key")
+    assert lines[2].startswith("    → The host answers, but refuses this user's key")
 
 
 def test_a_host_that_is_gone_has_rows_by_what_the_load_balancer_knows() -> None:
@@ -281,9 +281,7 @@ def test_what_is_held_and_not_started_is_told_and_what_was_lifted_elsewhere_is_n
     assert not [row for row in made.rows if row.deployment == "chat"]
     left = instance(name="chat-0", deployment="chat", spec_hash="aa")
     made = status({"n1": host(left, generations=[history])}, {})
-    assert (
-        "chat is held and not started, and 1 of its instances are there: site.yml removes" in made.verdict()
-    )
+    assert "chat is held and not started, but 1 of its instances exist: site.yml removes" in made.verdict()
 
 
 @pytest.mark.parametrize(
@@ -502,6 +500,6 @@ def test_a_quota_that_fills_up_is_named_with_the_next_step(
     else:
         assert (
             f"n1: images, weights and the content store take {size(held)}, {percent} % of store_quota (100.0 GiB). "
-            "Next: prune.yml --limit n1 shows what nothing needs any more" in said
+            "Next: prune.yml --limit n1 shows what can be removed" in said
         )
     assert found.verdict() == ""  # everything serves

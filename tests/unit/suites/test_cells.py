@@ -69,7 +69,7 @@ def test_what_the_context_cannot_hold_is_left_out() -> None:
     assert {cell.shape.input for cell in found.cells if cell.shape} == {128, 1024}
     reasons = {item.name: item.reason for item in found.omitted}
     assert reasons["in8192-out1024-c64"] == "9216 tokens are more than --max-model-len 4096."
-    with pytest.raises(FleetError, match=r"nothing of it can be measured\..*9216 tokens are more than"):
+    with pytest.raises(FleetError, match=r"nothing in it can be measured\..*9216 tokens are more than"):
         cells("inferencex", "--max-model-len=1k")
 
 
@@ -161,7 +161,7 @@ def test_an_offline_benchmark_starts_the_engines_of_all_variants() -> None:
 def test_a_data_set_needs_its_file() -> None:
     with pytest.raises(
         FleetError,
-        match=r"the data set sharegpt is a file, and none is given\. Get it on this machine \(https:",
+        match=r"the data set sharegpt is a file, but none is given\. Download it to this machine \(https:",
     ):
         cells("sharegpt")
     argv = cells("sharegpt", overrides=DATA).cells[0].argv
@@ -182,8 +182,8 @@ def test_requests_that_the_context_cannot_hold() -> None:
 @pytest.mark.parametrize(
     ("name", "overrides", "said"),
     [
-        ("quick", {"max_concurrency": 8}, "max_concurrency: is decided by the suite"),
-        ("quick", {"num-prompts": 8}, "num_prompts: is decided by the suite"),
+        ("quick", {"max_concurrency": 8}, "max_concurrency: is determined by the suite"),
+        ("quick", {"num-prompts": 8}, "num_prompts: is determined by the suite"),
         ("quick", {"temprature": 0}, "Did you mean temperature?"),
         ("quick", {"blcoks": 1}, "Did you mean blocks?"),
         ("quick", {"blocks": 0}, "blocks: 0 is out of range"),
@@ -254,5 +254,5 @@ def test_a_search_without_a_limit_for_the_model_is_left_out() -> None:
 
 
 def test_nothing_is_searched_beside_users() -> None:
-    with pytest.raises(FleetError, match=r"searches for a load that is too high, .* Leave live=true out"):
+    with pytest.raises(FleetError, match=r"searches for a load that is too high, .* Leave out live=true"):
         cells("slo-search", endpoint={"balancer": "lb", "url": "https://lb"})

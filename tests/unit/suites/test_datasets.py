@@ -42,7 +42,7 @@ def wrong(operation: str = BENCHMARK, **variables: Any) -> list[str]:
             "sharegpt",
             "a.json",
             json.dumps([TALK, {"conversations": [TURN, {"from": "gpt", "text": "Hi"}]}]),
-            'entry 2, turn 2: it has no "value", a text',
+            'entry 2, turn 2: it has no text "value"',
         ),
         ("sharegpt", "a.json", json.dumps([{"conversations": [TURN]}]), "none of its 1 entries has a conversation of"),
         ("sharegpt", "a.json", "[]", "none of its 0 entries"),
@@ -66,7 +66,7 @@ def test_a_suite_without_its_file_is_an_error_of_the_plan(
     monkeypatch.chdir(tmp_path)
     (said,) = wrong(benchmark_suite="sharegpt")
     assert said.startswith(
-        "benchmark_suite_args.dataset_path (host n1): the data set sharegpt is a file, and none"
+        "benchmark_suite_args.dataset_path (host n1): the data set sharegpt is a file, but none"
     )
     assert "https://huggingface.co/datasets/" in said
     (said,) = wrong(benchmark_suite="speculation", benchmark_suite_args={"dataset_path": "a.json"})
@@ -76,7 +76,7 @@ def test_a_suite_without_its_file_is_an_error_of_the_plan(
     assert wrong(benchmark_suite="sharegpt", benchmark_suite_args={"dataset_path": "a.json"}) == []
     (tmp_path / "a.json").write_bytes(b"[\xff]")
     (said,) = wrong(benchmark_suite="sharegpt", benchmark_suite_args={"dataset_path": "a.json"})
-    assert f"{tmp_path}/a.json is not in the form of the data set sharegpt: not UTF-8 at byte 1." in said
+    assert f"{tmp_path}/a.json does not have the form of the data set sharegpt: not UTF-8 at byte 1." in said
 
 
 @pytest.mark.parametrize(

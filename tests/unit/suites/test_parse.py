@@ -89,14 +89,14 @@ def test_a_right_one() -> None:
         ((*GROUP, "load"), {"search": {"ratte": 1}}, "ratte: unknown key. Did you mean rate?", True),
         ((*GROUP, "load"), {"search": {"rate": 1, "concurrency": 1}}, "search: needs exactly one of rate", True),
         ((*GROUP, "load"), {"search": {"concurrency": 1.5}}, "must have whole numbers", True),
-        ((*GROUP, "load"), {"search": {"rate": 1, "share": 99}}, "share: 99 is no share. 0.99 is 99 %.", True),
+        ((*GROUP, "load"), {"search": {"rate": 1, "share": 99}}, "share: 99 is not a share. 0.99 is 99 %.", True),
         ((*GROUP, "load"), {"search": {"rate": 1, "probes": 1}}, "probes: 1 is out of range", True),
         ((*GROUP, "load"), {"search": {"rate": 4, "most": 2}}, "rate: 4 is not from 0 to 2", False),
         ((*GROUP, "num_prompts"), None, "needs exactly one of count, per_concurrency", False),
         ((*GROUP, "num_prompts"), {"seconds": 60}, "belongs to a load of rate", False),
         ((*GROUP, "num_prompts"), {"cuont": 60}, "cuont: unknown key. Did you mean count?", True),
         ((*GROUP, "args"), {"ignore_eoss": True}, "Did you mean ignore_eos?", False),
-        ((*GROUP, "args"), {"num_prompts": 5}, "is decided by the suite's own keys", False),
+        ((*GROUP, "args"), {"num_prompts": 5}, "is determined by the suite's own keys", False),
         ((*GROUP, "args"), {"base_url": "http://x"}, "is set by the toolkit", False),
         (("slos",), [{"name": "chat"}], "needs at least one of ttft_ms, tpot_ms, e2el_ms", True),
         (("slos",), [{"name": "chat", "ttft": 5}], "ttft: unknown key. Did you mean ttft_ms?", True),
@@ -137,7 +137,7 @@ def test_a_search() -> None:
 def test_a_search_needs_limits_and_a_suite_of_its_own() -> None:
     document = searching(rate=1)
     document.pop("slos", None)
-    with pytest.raises(FleetError, match="slos: is missing: it says what the searched load has to keep"):
+    with pytest.raises(FleetError, match="slos: is missing: it says which limits the load must keep"):
         parse_suite(knowledge(), "own.yml", document)
     both = {**document, "groups": [*SUITE["groups"], *document["groups"]]}
     with pytest.raises(FleetError, match="both searches for loads and measures given ones"):

@@ -60,7 +60,7 @@ def test_hosts_have_the_same_kinds(suites: tuple[str, ...], said: str) -> None:
     with pytest.raises(FleetError) as caught:
         requested_kinds(knowledge(), on(*suites))
     (problem,) = caught.value.problems
-    assert problem.what == f"a run has the same kinds of benchmarks on all hosts, and there are: {said}"
+    assert problem.what == f"a run must have the same kinds of benchmarks on all hosts, but they have {said}"
     assert problem.path == ("benchmark_suite",)
     assert "-e benchmark_suite=NAME" in problem.fix
 
@@ -71,9 +71,7 @@ def test_what_has_just_started_is_not_stopped() -> None:
         requested_kinds(knowledge(), on("serving", "mad", "mad"), new=True)
     (problem,) = caught.value.problems
     assert problem.hosts == ("n2", "n3")
-    assert problem.what.startswith(
-        "mad has offline benchmarks (latency, throughput), for which instances stop"
-    )
+    assert problem.what.startswith("mad has offline benchmarks (latency, throughput), which stop instances")
     assert "--skip-tags benchmark" in problem.fix
     assert "benchmark.yml -e benchmark_suite=mad" in problem.fix
 

@@ -80,7 +80,7 @@ def test_failed_requests_of_one_run_are_not_hidden_by_a_median() -> None:
     (row,) = cell_summaries(measured.rows)
     assert (row["failed"], row["completed"], row["runs"], row["output_throughput"]) == (40, 100, 2, 1.5)
     assert [item.message for item in measured.failures] == [
-        "40 of 100 requests failed: such runs count only where there are no others"
+        "40 of 100 requests failed: such runs only count if there are no others"
     ]
     (alone,) = summaries(with_result(entry("n1"), dying))
     assert (alone["failed"], alone["completed"], alone["runs"], alone["output_throughput"]) == (
@@ -192,7 +192,7 @@ def test_a_client_that_sends_late_is_named_and_so_is_a_run_that_was_too_short() 
     assert lines == [
         "NOTE    The client, not the server, was the limit of c32.",
         "NOTE    c64: 64 requests are too few: p95 needs 90, p99 needs 459; they are null.",
-        "NOTE    c64: the run never was at its load while requests were still sent: use more requests.",
+        "NOTE    c64: the run never reached its load while requests were still being sent: use more requests.",
     ]
 
 

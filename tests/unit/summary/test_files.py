@@ -104,7 +104,7 @@ def test_nothing_is_left_of_a_run_that_cannot_be_written(tmp_path: Path) -> None
 
 def test_a_directory_called_latest_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
-    with pytest.raises(ResultsError, match="not a symbolic link of ours"):
+    with pytest.raises(ResultsError, match="not a symbolic link of this toolkit"):
         write_run(tmp_path, "r1", {"a": ""})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest"]
 

@@ -7,7 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.overlap import apart, overlaps
+from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.overlap import (
+    non_overlapping_sums,
+    overlaps,
+)
 
 
 def run(place: str, start: float, seconds: float | None = 60.0, **more: Any) -> dict[str, Any]:
@@ -61,14 +64,16 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_a_sum_is_marked_below_90_percent() -> None:
     together = [run(f"n{at}/a", at % 3) for at in range(32)]
-    assert apart(summary(together)) == {}
+    assert non_overlapping_sums(summary(together)) == {}
     # One of 32 at another time, and one that takes longer, change little.
-    assert apart(summary([*together[:31], run("n31/a", 300)])) == {}
-    assert apart(summary([*together[:31], run("n31/a", 0, 80.0)])) == {}
+    assert non_overlapping_sums(summary([*together[:31], run("n31/a", 300)])) == {}
+    assert non_overlapping_sums(summary([*together[:31], run("n31/a", 0, 80.0)])) == {}
     # Batches of four.
     batches = [run(f"n{at}/a", at // 4 * 100) for at in range(16)]
-    assert apart(summary(batches)) == {("llama", "serve", "c8"): pytest.approx(0.2)}
-    assert apart([{"deployment": "llama", "kind": "serve", "cell": "c8"}]) == {}  # a summary of before
+    assert non_overlapping_sums(summary(batches)) == {("llama", "serve", "c8"): pytest.approx(0.2)}
+    assert (
+        non_overlapping_sums([{"deployment": "llama", "kind": "serve", "cell": "c8"}]) == {}
+    )  # a summary of before
 
 
 def test_a_large_fleet_is_no_long_wait() -> None:

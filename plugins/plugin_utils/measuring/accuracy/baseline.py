@@ -11,11 +11,11 @@ from .pairing import AccuracyError
 from .results import SCHEMA, DeploymentRun
 
 PREVIOUS, NONE = "previous", "none"
-"""Names of a baseline that are no runs: the newest good one, and nothing."""
+"""Names of a baseline that are not runs: the newest good one, and none."""
 
 
 def check_baseline(wanted: str, runs: Collection[str]) -> None:
-    """Raise AccuracyError if a named baseline is none of the earlier runs."""
+    """Raise AccuracyError if a named baseline is not one of the earlier runs."""
     if wanted not in (PREVIOUS, NONE, *runs):
         raise AccuracyError(
             f"accuracy_baseline: there is no accuracy run {wanted}. {suggest(wanted, [PREVIOUS, NONE, *runs])}"
@@ -27,9 +27,9 @@ def baseline_of(
 ) -> tuple[str, DeploymentRun] | None:
     """Return (name, run) of the baseline of a deployment; None if there is none.
 
-    run: what is compared with it. runs: the contents of accuracy.json of earlier runs. Without a wanted one, it is the
-    newest that had no problem with the deployment, so that a bad release is not compared with itself; and of those
-    rather one that asked as much. Raise AccuracyError if the wanted run is not there, or lacks the deployment.
+    run: what is compared with it. runs: the contents of accuracy.json of earlier runs. If none is named, it is the
+    newest without a problem of the deployment, so that a bad release is not compared with itself; one that asked as
+    much is preferred. Raise AccuracyError if the named run does not exist, or does not have the deployment.
     """
     if wanted == NONE:
         return None
@@ -38,8 +38,8 @@ def baseline_of(
         found = _read(runs[wanted], deployment)
         if found is None:
             raise AccuracyError(
-                f"accuracy_baseline: the run {wanted} has nothing of the deployment {deployment} that this version of "
-                "the toolkit can read. Name another run, or none."
+                f"accuracy_baseline: the run {wanted} has no results of the deployment {deployment} that this version "
+                "of the toolkit can read. Name another run, or none."
             )
         return wanted, found
     newest = sorted(runs, key=lambda name: (str(runs[name].get("finished") or ""), name), reverse=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare a score with published ones (expectations of catalog/accuracy.yml). Pure.
 
-A published score decides only for an equal key: another commit, task, number of examples or chat template changes a
-score by points. Otherwise it is shown as information, with what differs.
+A published score only decides if the key is equal: another commit, task, number of examples or chat template changes
+a score by points. Otherwise it is shown for information, with what differs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY = {
 
 @dataclass(frozen=True)
 class ScoreKey:
-    """What a score belongs to. An attribute other than model and task is None where it is not known."""
+    """What a score belongs to. Attributes other than model and task are None if they are not known."""
 
     model: str
     task: str
@@ -36,7 +36,7 @@ class ScoreKey:
 
 @dataclass(frozen=True)
 class ExpectationNote:
-    """A published score beside ours. differs: what is not known to be equal; decides: whether nothing is."""
+    """A published score compared with ours. differs: what may not be equal; decides: whether that is nothing."""
 
     state: str
     differs: tuple[str, ...]
@@ -66,7 +66,7 @@ class ExpectationNote:
 def compare(
     expectations: Iterable[Mapping[str, Any]], key: ScoreKey, right: int, n: int
 ) -> tuple[ExpectationNote, ...]:
-    """Return the published scores of a model and task beside ours: `right` of `n` items (n above 0)."""
+    """Compare the published scores of a model and task with ours: `right` of `n` items (n above 0)."""
     low, high = wilson(right, n)
     found = []
     for expected in expectations:

@@ -68,8 +68,8 @@ def judge_run(
 ) -> tuple[DeploymentVerdict, ...]:
     """Judge the deployments of a run, each with its previous one, None if there is none.
 
-    The comparisons of all of them make one verdict, so they are corrected for their number. Another model is compared
-    for information only: it is meant to answer differently, and is left out of that number.
+    All comparisons together make one verdict, so they are corrected for their number. Another model is compared
+    for information only: it is meant to answer differently, and does not count towards that number.
     """
     tasks: dict[str, list[TaskVerdict]] = {name: [] for name in runs}
     for informs in (False, True):
@@ -119,7 +119,7 @@ def _deployment(
     problems += [
         f"{replica.name}: {replica.why}" for replica in replicas if replica.state in (OUTLIER, SUSPECT)
     ]
-    problems += unscored(run, None if informs else before)
+    problems += unscored_passages(run, None if informs else before)
     if change and change.state == BROKEN and before:
         (problems if same_weights(before, run) else notes).append(change.text)
     return DeploymentVerdict(
@@ -131,8 +131,8 @@ def _another_model(run: DeploymentRun, before: DeploymentRun | None) -> bool:
     return before is not None and before.identity.get("model") != run.identity.get("model")
 
 
-def unscored(run: DeploymentRun, before: DeploymentRun | None) -> list[str]:
-    """Return which replicas failed on passages that others scored, or the release before.
+def unscored_passages(run: DeploymentRun, before: DeploymentRun | None) -> list[str]:
+    """Return which replicas failed on passages that others, or the previous release, scored.
 
     Such passages are left out of all comparisons, which would show the replicas as alike.
     """
@@ -144,18 +144,16 @@ def unscored(run: DeploymentRun, before: DeploymentRun | None) -> list[str]:
         lost = [item for item in failed if item in others or item in earlier]
         asked = len(failed) + len(run.passages[name])
         if name not in silent and len(lost) > MOST_FAILED * asked:
-            who = "the other replicas" if others else "the release before"
+            who = "the other replicas" if others else "the previous release"
             found.append(f"{name}: gave no log likelihoods of {len(lost)} of {asked} passages, and {who} did")
     return found
 
 
 def _split_otherwise(before: Passages, now: Passages) -> list[str]:
-    """Return that passages have another number of tokens than before, and were not compared."""
+    """Return that passages have a different number of tokens than before, and were not compared."""
     shared = [item for item in now if item in before]
     other = [item for item in shared if now[item].tokens != before[item].tokens]
-    what = (
-        "have another number of tokens than in the run before, and were not compared: the tokenizer changed"
-    )
+    what = "have a different number of tokens than in the previous run, and were not compared: the tokenizer changed"
     return [f"{len(other)} of {len(shared)} passages {what}"] if other else []
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the tasks of lm-eval that a run asks for, and what is missing for them. Pure; an action plugin reads the files.
+"""Read the lm-eval tasks that a run asks for, and what is missing for them. Pure; an action plugin reads the files.
 
 A task of the catalogue is lm-eval's own definition with the operator's data files; a task of a directory is what the
 operator wrote. Either way a directory is copied to the nodes, where lm-eval runs in it without a network.
@@ -67,14 +67,14 @@ def catalogue_task(
 ) -> PlannedTask:
     """Return a task of the catalogue; `found`: the file of each split that is there.
 
-    Raise AccuracyError that says where the others were looked for, and how to bring them.
+    Raise AccuracyError that says where missing files were searched for, and how to get them.
     """
     data = known["data"]
     missing = [split for split in data["splits"] if split not in found]
     if missing:
         where = f"{data_dir}/{data['directory']}" if data_dir else "nowhere, as accuracy_data_dir is not set"
         raise AccuracyError(
-            f"{title}: no data for {' and '.join(missing)}. Looked for {missing[0]}.jsonl, .json or .parquet (also "
+            f"{title}: no data for {' and '.join(missing)}. Searched for {missing[0]}.jsonl, .json or .parquet (also "
             f"with a suffix such as -00000-of-00001) in {where}. On a machine with a network run `hf download "
             f"{data['repository']} --repo-type dataset --local-dir {data['directory']}`, copy the directory here, and "
             "name the directory that contains it with -e accuracy_data_dir=…"
@@ -118,14 +118,16 @@ def directory_tasks(
         try:
             data = yaml.load(text, Loader=_TaskLoader)
         except yaml.YAMLError as error:
-            raise AccuracyError(f"{directory}/{path} is no YAML: {' '.join(str(error).split())}") from None
+            raise AccuracyError(
+                f"{directory}/{path} is not valid YAML: {' '.join(str(error).split())}"
+            ) from None
         if not isinstance(data, Mapping) or not isinstance(data.get("task"), str):
             continue  # what others include
         found.append(_directory_task(directory, path, data, files, lines))
     if not found:
         raise AccuracyError(
             f"accuracy_tasks: {directory} has no task. Put a YAML file of lm-eval with a key `task` into it, and its "
-            "data as JSONL beside it (docs/runbooks/accuracy.md)."
+            "data as JSONL next to it (docs/runbooks/accuracy.md)."
         )
     return tuple(found)
 
@@ -166,7 +168,7 @@ def _directory_task(
 
 
 class _TaskLoader(yaml.SafeLoader):
-    """Reads task files, whose tag !function names code that is not run here."""
+    """Reads task files; their tag !function names code, which is not run here."""
 
 
 _TaskLoader.add_multi_constructor("!", lambda _loader, suffix, _node: f"!{suffix}")

@@ -17,7 +17,7 @@ SAME, SHIFTED, SUSPICIOUS, BROKEN = "same", "shifted", "suspicious", "broken"
 
 _SIGMA = 1.4826  # the standard deviation of a normal distribution, in its median absolute deviations
 _ROBUST_Z = 4.5  # as for slow GPUs: a false alarm in fewer than 1 of 100 fleets
-_NEIGHBOURS = 64  # with which each replica is compared, so that thousands take seconds
+_NEIGHBOURS = 64  # replicas with which each one is compared, so that thousands take seconds
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def judge_replicas(
 
     Each is compared with the median of all, passage by passage, so that a shift of some passages does not cancel out.
     Where most agree, the others are wrong. Where they do not, as with two replicas, or two hosts of which one has
-    wrong weights, those that moved since `previous` (replicas of the release before it) are; if none or all did, or
-    they have no past, all are suspect.
+    wrong weights, those are wrong that moved since `previous` (replicas of the previous release); if none or all moved,
+    or there is no previous release, all are suspect.
     """
     measured = {name: passages for name, passages in replicas.items() if passages}
     scores = _scores(measured)
@@ -189,8 +189,8 @@ def _moved(now: Passages, before: Passages) -> float:
 def _spread(sides: Sequence[Sequence[float]]) -> float:
     """Return how far replicas that agree are from each other; 0 for fewer than three, where nothing shows it.
 
-    It is the median distance to the nearest other replica: when half of them are wrong, their distance from the median
-    of all is everyone's, and would be taken for usual.
+    It is the median distance to the nearest other replica: if half of them are wrong, all are equally far from the
+    median of all, and that distance would be taken for usual.
     """
     if len(sides) < 3:
         return 0.0

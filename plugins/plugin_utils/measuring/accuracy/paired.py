@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare two releases item by item: McNemar's exact test, and the interval of the loss. Pure.
 
-Both releases answer the same items, so only those count which one of them has right and the other wrong. That sees a
+Both releases answer the same items, so only those count that one of them has right and the other wrong. That finds a
 loss of two points with a quarter of the items that two percentages need. Sources: McNemar, Psychometrika 12 (1947)
 153; Tango, Statistics in Medicine 17 (1998) 891; Connor, Biometrics 43 (1987) 207.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from ..statistics.holm import adjusted
+from ..statistics.holm import adjust_p_values
 from .pairing import AccuracyError, PairedCounts
 
 PASS, FAIL, NOT_CLEAR = "pass", "fail", "not clear"
@@ -22,11 +22,11 @@ LEVEL = 0.05
 POWER = 0.9
 """Probability of a clear verdict with as many items as a verdict that is not clear asks for."""
 TOLERANCE = 2.0
-"""Points of loss that may pass, where nothing else is said."""
+"""Default tolerance, in points of loss."""
 
 _Z = NormalDist().inv_cdf(1 - LEVEL)
 _Z_POWER = NormalDist().inv_cdf(POWER)
-_LEAST_FLIPS = 0.01  # share of answers that flip between two runs of one release, at the least
+_LEAST_FLIPS = 0.01  # minimum share of answers that flip between two runs of one release
 _STEPS = 60  # of a bisection: to the last bit of a float
 
 
@@ -35,8 +35,8 @@ class PairedVerdict:
     """The verdict. loss, low, high, tolerance: points (1 is a hundredth), above 0 where the new release is worse.
 
     p: of McNemar's exact test, one-sided for "worse"; adjusted: by Holm's procedure for the other comparisons of the
-    run. bound: `high` if all doubtful items were lost. needed: items for a clear verdict; None where it is clear, or
-    where more items are not what is missing.
+    run. bound: `high` if all doubtful items were lost. needed: items for a clear verdict; None if it is clear, or if
+    more items would not help.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class PairedVerdict:
             f"{abs(self.loss):.2f} points {'worse' if self.loss > 0 else 'better'}" if self.loss else "equal"
         )
         corrected = (
-            f", {self.adjusted:.3f} beside the run's other comparisons" if self.adjusted > self.p else ""
+            f", {self.adjusted:.3f} with the run's other comparisons" if self.adjusted > self.p else ""
         )
         return (
             f"{change} (interval of the loss {self.low:.2f} to {self.high:.2f}, tolerance {self.tolerance:g}, "
@@ -70,7 +70,7 @@ class PairedVerdict:
         text = f"{self.kind}: {self.change}"
         if self.kind == NOT_CLEAR and self.high < self.tolerance:
             return (
-                f"{text}; with {self.counts.doubtful} more items, whose answer one of the runs lacks, the loss may be "
+                f"{text}; with {self.counts.doubtful} more items, unanswered in one of the runs, the loss may be "
                 f"{self.bound:.2f} points. Measure both releases with the same items, and without failed requests"
             )
         return f"{text}, n needed = {self.needed}" if self.needed else text
@@ -100,21 +100,21 @@ class PairedVerdict:
 def judge_pairs(family: Sequence[PairedCounts], tolerance: float = TOLERANCE) -> tuple[PairedVerdict, ...]:
     """Judge the comparisons of a run together, so that equal releases fail one run in twenty, however many there are.
 
-    A release passes if the whole interval of its loss is below the tolerance, also if all doubtful items were lost. It
-    fails if it is worse by McNemar's test and the loss may reach the tolerance: with an interval wholly above it, a
-    loss of just the tolerance would be found in one of twenty cases. Raise AccuracyError without an answered item, or
-    with a tolerance of no use.
+    A release passes if the whole interval of its loss is below the tolerance, even if all doubtful items were lost. It
+    fails if it is worse by McNemar's test and the loss may reach the tolerance: if the whole interval had to be above
+    it, a loss of just the tolerance would be found in one of twenty cases. Raise AccuracyError if no item was answered,
+    or the tolerance is not valid.
     """
     if not 0 < tolerance < 100:
         raise AccuracyError(
-            f"A tolerance of {tolerance:g} points is of no use: name one above 0 and below 100."
+            f"A tolerance of {tolerance:g} points is not valid: it must be above 0 and below 100."
         )
     if not all(counts.n for counts in family):
         raise AccuracyError("No item was answered in both runs, so nothing can be compared.")
     p_values = [mcnemar_worse(counts.lost, counts.gained) for counts in family]
     return tuple(
         _judge(counts, p, own, tolerance, len(family))
-        for counts, p, own in zip(family, p_values, adjusted(p_values), strict=True)
+        for counts, p, own in zip(family, p_values, adjust_p_values(p_values), strict=True)
     )
 
 
@@ -132,13 +132,13 @@ def _judge(counts: PairedCounts, p: float, corrected: float, tolerance: float, f
 
 
 def check_tolerance(tolerance: float) -> None:
-    """Raise AccuracyError for a tolerance of no use, in points."""
+    """Raise AccuracyError for a tolerance that is not valid, in points."""
     if not 0 < tolerance < 100:
-        raise AccuracyError(f"accuracy_tolerance is {tolerance:g} points: name one above 0 and below 100.")
+        raise AccuracyError(f"accuracy_tolerance is {tolerance:g} points: it must be above 0 and below 100.")
 
 
 def mcnemar_worse(lost: int, gained: int) -> float:
-    """Return the probability that an equal release loses so many of the items that changed, or more."""
+    """Return the probability that an equal release loses at least this many of the items that changed."""
     changed = lost + gained
     as_bad = sum(math.comb(changed, count) for count in range(lost, changed + 1))
     return as_bad / (1 << changed)
@@ -174,7 +174,7 @@ def _bisect(below: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def items_needed(loss: float, flips: float, level: float = LEVEL) -> int:
-    """Return the items with which McNemar's test finds a loss with POWER. `loss`, `flips`: shares, 0 to 1.
+    """Return how many items McNemar's test needs to find a loss with POWER. `loss`, `flips`: shares, 0 to 1.
 
     flips: the share of items that change, which contains the loss. By Connor's formula.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pair two runs item by item. Pure.
 
-What fails is rarely drawn at random: long and hard items fail first. Items of which one run says nothing are counted,
-so that a verdict can suppose the worst of them.
+Failures are rarely random: long and hard items fail first. Items without an answer in one run are counted, so that a
+verdict can assume the worst of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class AccuracyError(Exception):
-    """The runs cannot be compared, or the request makes no sense. The message says what to do."""
+    """The runs cannot be compared, or the request is not valid. The message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ Outcomes = Mapping[str, ItemOutcome]
 class PairedCounts:
     """The items that both runs answered: lost ones only the old run has right, gained ones only the new one.
 
-    failed_old and failed_new: items whose request failed. unmatched: items of one run only. doubtful: items that the
-    new release may have lost besides: they failed, or only one run was asked, and what is known of them allows it.
+    failed_old and failed_new: items whose request failed. unmatched: items of one run only. doubtful: more items that
+    the new release may have lost: they failed, or only one run was asked, and what is known of them allows it.
     """
 
     n: int
@@ -45,7 +45,7 @@ class PairedCounts:
 
 
 def pair(old: Outcomes, new: Outcomes) -> PairedCounts:
-    """Pair two runs by their items. Raise AccuracyError if they were prompted differently, or share no item."""
+    """Pair two runs by their items. Raise AccuracyError if their prompts differ, or they have no item in common."""
     both = sorted(set(old) & set(new))
     if not both:
         raise AccuracyError(

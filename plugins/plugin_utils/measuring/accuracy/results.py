@@ -14,12 +14,12 @@ from .scoring import SanityItem, outcome
 SCHEMA = 1
 SANITY = "sanity"
 IDENTITY = ("model", "commit", "image", "vllm", "quantization")
-"""What a release is, as the plan names it. quantization: options that choose number formats, "" where nothing says."""
+"""A release, as the plan names it. quantization: options that choose number formats, "" if none do."""
 
 
 @dataclass(frozen=True)
 class TaskRun:
-    """The outcomes of a task. names: what people call an item, by its document; groups: its category likewise.
+    """The outcomes of a task. names: what people call an item, and groups: its category, both by its document.
 
     about: what is known of the task: task_hash, shots, template, and items, the number of all of them.
     """
@@ -31,7 +31,7 @@ class TaskRun:
 
     @property
     def answered(self) -> int:
-        """Return how many items were answered, and so scored."""
+        """Return how many items were answered and therefore scored."""
         return sum(item.correct is not None for item in self.outcomes.values())
 
     @property

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score answers to the shipped items by one exact rule for each category. Pure.
 
-The items are catalog/accuracy/sanity.jsonl, written by catalog/tools/sanity.py. An answer is its first line that is not
-empty: a base model goes on with further questions of its own.
+The items are catalog/accuracy/sanity.jsonl, written by catalog/tools/sanity.py. The answer is the first line that is
+not empty: a base model continues with questions of its own.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ....module_utils.common.hashing import text_hash
 from .pairing import ItemOutcome
 
 ANSWER_TOKENS = 40
-"""Length limit of an answer: the longest accepted one has about 25 tokens."""
+"""Maximum length of an answer: the longest accepted one has about 25 tokens."""
 
 _NUMBER = re.compile(r"-?\d[\d,]*")
 
 
 @dataclass(frozen=True)
 class SanityItem:
-    """A question, its category, and the answers of which a right one is one; patterns in the category as_json."""
+    """A question, its category, and the accepted answers; these are patterns in the category as_json."""
 
     id: str
     category: str
@@ -38,7 +38,7 @@ class SanityItem:
 
     @property
     def question(self) -> str:
-        """Return the question itself, without the answered ones that lead it."""
+        """Return the question itself, without the answered ones before it."""
         return self.prompt.rpartition("Q: ")[2].removesuffix("\nA:")
 
 
@@ -78,7 +78,7 @@ def _word(line: str, accepted: str) -> bool:
 
 
 def _text(line: str, accepted: str) -> bool:
-    """The whole line, letter by letter; only quotes around it are let pass."""
+    """The whole line, letter by letter; only quotes around it are ignored."""
     return line.strip("\"'`") == accepted
 
 

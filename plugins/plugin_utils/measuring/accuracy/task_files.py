@@ -12,7 +12,7 @@ from .pairing import AccuracyError
 
 
 def planned_tasks(names: Iterable[str], known: Mapping[str, Any], data_dir: str) -> tuple[PlannedTask, ...]:
-    """Return the tasks of these names of the catalogue, and of these directories (with a slash).
+    """Return the tasks with these names from the catalogue, and those of these directories (with a slash).
 
     Raise AccuracyError for what is missing, and OSError for what cannot be read.
     """
@@ -28,7 +28,7 @@ def planned_tasks(names: Iterable[str], known: Mapping[str, Any], data_dir: str)
     twice = sorted({title for title in titles if titles.count(title) > 1})
     if twice:
         raise AccuracyError(
-            f"accuracy_tasks: {', '.join(twice)} is there more than once. Give each task its own name."
+            f"accuracy_tasks: {', '.join(twice)} is named more than once. Give each task its own name."
         )
     return tuple(found)
 

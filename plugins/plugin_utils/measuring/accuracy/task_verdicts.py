@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge the tasks of a run: against the previous run, beside published scores, and by failed requests. Pure."""
+"""Judge the tasks of a run: against the previous run, against published scores, and by failed requests. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 5  # names of items in a message
 class TaskVerdict:
     """A task's score (None if nothing was answered) with its interval, and the verdict against the previous run.
 
-    why: the reason if there is no verdict. failed: the names of items whose request failed, and had not in the previous
+    why: the reason if there is no verdict. failed: the names of items whose request failed now but not in the previous
     run. groups: (right, answered) by category.
     """
 
@@ -41,7 +41,7 @@ class TaskVerdict:
 
     @property
     def unanswered(self) -> str:
-        """Return that too many requests failed to judge the release by the others; "" if they are few."""
+        """Return that too many requests failed to judge the release by the others; "" if only few failed."""
         asked = len(self.run.outcomes)
         if len(self.failed) <= MOST_FAILED * asked:
             return ""
@@ -53,7 +53,7 @@ class TaskVerdict:
 
     @property
     def problem(self) -> str:
-        """Return that the new release is worse than the previous one; "" if that is not known."""
+        """Return that the new release is worse than the previous one; "" if that is not shown."""
         return f"{self.task}: {self.against.text}" if self.against and self.against.kind == FAIL else ""
 
     @property
@@ -81,7 +81,7 @@ class TaskVerdict:
 
 @dataclass(frozen=True)
 class ComparedTask:
-    """A task of a run beside the previous run: the counts of their pairs, or why there are none."""
+    """A task of a run paired with the previous run: the counts of their pairs, or why there are none."""
 
     name: str
     run: TaskRun
@@ -91,7 +91,7 @@ class ComparedTask:
 
 
 def compare_tasks(run: DeploymentRun, before: DeploymentRun | None) -> list[ComparedTask]:
-    """Return the tasks of a run beside those of the previous one, None if there is none."""
+    """Pair the tasks of a run with those of the previous one, None if there is none."""
     found = []
     for name, task in run.tasks.items():
         old = before.tasks.get(name) if before else None
@@ -118,7 +118,7 @@ def judge_tasks(
     tolerance: float,
     expectations: Iterable[Mapping[str, Any]],
 ) -> list[TaskVerdict]:
-    """Judge the tasks whose verdicts decide together, each with the identity of its release."""
+    """Judge tasks whose verdicts decide together, each with the identity of its release."""
     paired = [task.counts for task, _identity in family if task.counts]
     verdicts = iter(judge_pairs(paired, tolerance))
     return [
@@ -138,7 +138,7 @@ def judge_tasks(
 def _published(
     task: ComparedTask, identity: Mapping[str, str], expectations: Iterable[Mapping[str, Any]]
 ) -> tuple[ExpectationNote, ...]:
-    """Return the published scores beside ours, for which a failed request is no right answer."""
+    """Compare the published scores with ours, in which a failed request counts as a wrong answer."""
     found = task.run
     if not found.answered:
         return ()

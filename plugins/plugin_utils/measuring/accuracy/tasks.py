@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of whom: the tasks of a run, and how their items are divided among replicas. Pure."""
+"""Which replica answers what: the tasks of a run, and how their items are divided among replicas. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 def parse_tasks(given: object, known: Collection[str]) -> tuple[str, ...]:
     """Return the names of tasks, and directories of tasks (with a slash), each once, in the order given.
 
-    given: a list, or names with commas between them. Raise AccuracyError for none, and for an unknown one.
+    given: a list, or names separated by commas. Raise AccuracyError if there is none, or an unknown one.
     """
     words = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, Sequence) else []
     names = list(dict.fromkeys(filter(None, (str(word).strip() for word in words))))
@@ -47,14 +47,14 @@ def serving_replicas(hosts: Mapping[str, Any], deployment: str) -> tuple[tuple[s
 def share(items: Sequence[Item], replicas: Sequence[tuple[str, str]], replica: tuple[str, str]) -> list[Item]:
     """Return the items of one replica: together the replicas get each item once. An unknown replica gets all.
 
-    Equal releases answer nearly alike, so further answers to an item would count as evidence that they are not.
+    Replicas answer nearly alike, so several answers to an item would count as more evidence than they are.
     """
     if replica not in replicas:
         return list(items)
     return list(items[list(replicas).index(replica) :: len(replicas)])
 
 
-def in_turns(items: Iterable[SanityItem]) -> list[SanityItem]:
+def interleave_categories(items: Iterable[SanityItem]) -> list[SanityItem]:
     """Return the first item of each category, then the second of each, and so on."""
     categories = [list(group) for _name, group in groupby(items, key=lambda item: item.category)]
     return [item for turn in zip_longest(*categories) for item in turn if item is not None]

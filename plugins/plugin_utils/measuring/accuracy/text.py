@@ -21,10 +21,11 @@ def report_text(
 ) -> str:
     """Return the content of accuracy.txt.
 
-    live: whether the instances served meanwhile. against: the run that each deployment was compared with, "" for none.
+    live: whether the instances served at the same time. against: the run that each deployment was compared with, "" for
+    none.
     failures: why hosts have no answers.
     """
-    lines = [f"Accuracy {run}" + (" (live: the instances served meanwhile)" if live else "")]
+    lines = [f"Accuracy {run}" + (" (live: the instances served at the same time)" if live else "")]
     lines += [f"PROBLEM  {host}: {why}" for host, why in failures.items()]
     for verdict in verdicts:
         lines += ["", *_deployment(verdict, against[verdict.name])]

@@ -16,7 +16,7 @@ from ..accuracy.judge import (
     DeploymentVerdict,
     judge_deployment,
     same_weights,
-    unscored,
+    unscored_passages,
 )
 from ..accuracy.nll import BROKEN as BROKEN_NLL
 from ..accuracy.nll import SUSPICIOUS, NllLimits
@@ -25,7 +25,7 @@ from ..accuracy.results import SANITY, DeploymentRun, TaskRun, gather
 from ..accuracy.scoring import SanityItem
 
 LEVEL = 0.01
-"""Probability at most to stop a release that answers as rightly as the old one, by McNemar's exact test."""
+"""Maximum probability of stopping a release that is as accurate as the old one, by McNemar's exact test."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _failures(entry: Mapping[str, Any]) -> Iterator[str]:
     for key, what in (("answers", "items of the sanity set"), ("passages", "passages")):
         errors = [row["error"] for row in entry[key] if row["error"]]
         if errors:
-            yield f"{len(errors)} of {len(entry[key])} {what} got no answer, and are not scored: {errors[0]}"
+            yield f"{len(errors)} of {len(entry[key])} {what} got no answer and are not scored: {errors[0]}"
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class LostItem:
 class AccuracyComparison:
     """The new release's answers against the old one's.
 
-    less: why the new one is less accurate. unanswered: which answers it owes. Both are empty if nothing is wrong.
-    verdict: the accuracy room's, None if one side was not measured. found: what was compared, in words. scores: (right,
-    answered) of the old release and the new one.
+    less: why the new one is less accurate. unanswered: which answers are missing. Both are empty if nothing is wrong.
+    verdict: that of the package `accuracy`, None if one side was not measured. found: what was compared, in words.
+    scores: (right, answered) of the old release and the new one.
     """
 
     less: tuple[str, ...] = ()
@@ -127,9 +127,11 @@ def compare_accuracy(
     less, found, warnings = [], [], list(now.notes)
     unanswered = [task.unanswered for task in verdict.tasks if task.unanswered]
     if any(run.passages.values()):
-        unanswered += unscored(run, before)
-    elif any(before.passages.values()):  # an engine may refuse them for its options, and serve well
-        warnings.append("it gives no log likelihoods of prompts, and the old release did")
+        unanswered += unscored_passages(run, before)
+    elif any(
+        before.passages.values()
+    ):  # an engine may refuse them because of its options, and still serve well
+        warnings.append("it gives no log likelihoods of prompts, but the old release did")
     for task in verdict.tasks:
         against = task.against
         if against is None:

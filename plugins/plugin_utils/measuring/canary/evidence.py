@@ -24,7 +24,7 @@ from .verdict import OK, SLOWER, Measurements, SpeedVerdict, judge_speed, runs_o
 SCHEMA = 1
 GARBAGE, BROKEN, LESS_ACCURATE = "garbage", "broken", "less accurate"
 INFRASTRUCTURE = "infrastructure"
-"""Nothing could be found out about the release, as something around it failed."""
+"""Nothing is known about the release, because something around it failed."""
 
 Result = Mapping[str, Any]
 
@@ -74,7 +74,7 @@ class Baseline(JsonRecord):
 
 @dataclass(frozen=True)
 class CanaryVerdict:
-    """The verdict on the new release. `more`: further runs that a final verdict needs; 0 if this one is final.
+    """The verdict on the new release. `more`: additional runs that a final verdict needs; 0 if this one is final.
 
     `client`: the image to measure the new release with, {} for its own.
     """
@@ -105,7 +105,7 @@ def baseline(
     rounds = tuple(replies_of(smoke))
     if not rounds:
         notes.append(str(smoke.get("note") or smoke.get("msg") or "the old instance got no prompts"))
-    window, problem = measured(bench, str(identity["name"]), reference)
+    window, problem = read_measurement(bench, str(identity["name"]), reference)
     if problem:
         notes.append(f"the old instance could not be measured: {problem}")
     there = bool(window and window.reference)
@@ -129,7 +129,7 @@ def replies_of(smoke: Result) -> list[tuple[Reply, ...]]:
     return [tuple(map(Reply.from_json, replies)) for replies in smoke.get("rounds") or ()]
 
 
-def measured(bench: Result, name: str, reference: str) -> tuple[Measurements | None, str]:
+def read_measurement(bench: Result, name: str, reference: str) -> tuple[Measurements | None, str]:
     """Return (the measurement, ""), or (None, why there is none)."""
     entries = {entry["instance"]: entry for entry in bench.get("benchmarks") or ()}
     own = entries.get(name)
@@ -144,7 +144,7 @@ def measured(bench: Result, name: str, reference: str) -> tuple[Measurements | N
 
 
 def _measured_alone(bench: Result, name: str, reference: str) -> bool:
-    """Return whether this instance could not be measured, and its reference could: else it is not of the release."""
+    """Return whether this instance could not be measured but its reference could: else the release is not at fault."""
     entries = {entry["instance"]: entry for entry in bench.get("benchmarks") or ()}
     beside = entries.get(reference) if reference else None
     return name in entries and not (beside and beside["error"])
@@ -173,11 +173,11 @@ def judge_canary(
     accuracy: AccuracyEvidence | None = None,
 ) -> CanaryVerdict:
     """Return the verdict from the new release's answers, and from the benchmarks of no, one or two looks."""
-    failed = surroundings(smoke, accuracy.result if accuracy else {}, *looks)
+    failed = surrounding_failure(smoke, accuracy.result if accuracy else {}, *looks)
     if failed:
         return CanaryVerdict(INFRASTRUCTURE, (failed,), before.notes)
     identity = smoke.get("instance") or {}
-    if not identity:  # the module did not get to the instance: what one answers, or not, it returns
+    if not identity:  # the module did not reach the instance: else it says what that answered
         return CanaryVerdict(INFRASTRUCTURE, (str(smoke.get("msg") or "the new instance was not asked"),))
     same_model, same_size, other = _differences(before.identity, identity)
     answered = _judge_answers(before, smoke, same_model)
@@ -216,7 +216,7 @@ def _windows(
     """Return the measurements of all looks, or those before the first that failed, with its kind and reason."""
     windows: list[Measurements] = []
     for bench in looks:
-        window, problem = measured(bench, name, reference)
+        window, problem = read_measurement(bench, name, reference)
         if window is None:
             kind = BROKEN if _measured_alone(bench, name, reference) else INFRASTRUCTURE
             return tuple(windows), (kind, f"it could not be measured: {problem}")
@@ -278,8 +278,8 @@ def _judge_answers(before: Baseline, smoke: Result, same_model: bool) -> CanaryV
     return found
 
 
-def surroundings(*results: Result) -> str:
-    """Return what failed around the instance, such as its node's Docker, in the results of modules; "" for nothing."""
+def surrounding_failure(*results: Result) -> str:
+    """Return what failed around the instance, such as Docker on its node, by the results of modules; "" if nothing."""
     for result in results:
         parts = [result, *(item for item in result.get("benchmarks") or () if item["error"])]
         for part in parts:

@@ -20,7 +20,7 @@ _WIDTH = 110
 _IDENTITY = ("name", "deployment", "model", "commit", "image", "vllm")
 _ANSWER = 88  # maximum characters of an answer in the text; canary.json has all of it
 
-_LOST = 8  # items in the text, likewise
+_LOST = 8  # maximum number of items in the text
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class CanaryReport:
 
 
 def new_identity(smoke: Mapping[str, Any], instance: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the new release is: as its answers to prompts say, else as it was planned (`instance`)."""
+    """Return the identity of the new release: from its answers to prompts, else as it was planned (`instance`)."""
     found: Mapping[str, Any] = smoke.get("instance") or {}
     return found or {key: str(instance.get(key) or "") for key in _IDENTITY}
 
@@ -119,7 +119,7 @@ def _numbers(case: CanaryReport) -> list[str]:
         lines += [f"  {item.state:10}{item.text()}" for item in case.verdict.speed.comparisons]
     if case.before.reference:
         lines.append(
-            f"  {case.before.reference} ran the old release at the same time, before and after: the figures count "
+            f"  {case.before.reference} ran the old release at the same time, before and after: the figures are "
             "relative to it."
         )
     return lines
@@ -133,7 +133,7 @@ def _row(metric: Metric, runs: Mapping[str, Sequence[float]]) -> str:
 def _accuracy(accuracy: AccuracyComparison) -> list[str]:
     (old, of_old), (new, of_new) = accuracy.scores
     lines = [
-        f"Sanity set and passages; right are {old} of {of_old} answers of the old release, {new} of {of_new} now"
+        f"Sanity set and passages; {old} of {of_old} answers of the old release were right, now {new} of {of_new}"
     ]
     lines += [f"  {line}" for line in accuracy.found]
     for lost in accuracy.lost[:_LOST]:
@@ -147,7 +147,7 @@ def _prompts(case: CanaryReport, smoke: SmokeResult) -> list[str]:
     differ = [row for row in smoke.rows if row.wrong or row.old != row.new]
     listed = []
     if smoke.self_agreement is not None:
-        listed.append(f"the old release began alike both times on {smoke.self_agreement:.0%}")
+        listed.append(f"the old release's two answers began alike on {smoke.self_agreement:.0%}")
     if smoke.agreement is not None:
         listed.append(f"the new release began like the old one on {smoke.agreement:.0%}")
     lines = [f"{len(smoke.rows)} prompts, {len(differ)} with other answers; {', '.join(listed)}"]

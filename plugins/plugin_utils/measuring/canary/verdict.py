@@ -5,8 +5,8 @@ The same client measured both in the same way, with several runs each. The effec
 With a reference instance, which ran the old release in both windows, it is the shift of the difference to it, so that
 changes of the machine itself between the windows cancel out.
 
-If the first look is not clearly good, a second one follows with more runs, which are judged by themselves: a
-disturbance of a minute during the first look stops no release.
+If the first look is not clearly good, a second one follows with more runs, which are judged by themselves: a short
+disturbance during the first look does not stop a release.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..statistics.shift import LEVEL, MIN_RUNS, shift
 
 OK, SLOWER, UNDECIDED = "ok", "slower", "undecided"
 WRONGLY_SLOWER = 0.05
-"""Probability at most to call any metric slower that is not slower than the tolerance."""
+"""Maximum probability of calling any metric slower that is within the tolerance."""
 Runs = Mapping[str, Sequence[float]]
 """For each metric, one value per run."""
 
@@ -45,7 +45,7 @@ class Metric:
 
 METRICS = (
     Metric("output_throughput", "output throughput", "tok/s", True, True),
-    # A few milliseconds are not noticeable, and with a small engine they are noise.
+    # A few milliseconds are not noticeable, and for a small engine they are noise.
     Metric("median_ttft_ms", "TTFT", "ms", False, False, 20.0),
     Metric("median_tpot_ms", "TPOT", "ms", False, False, 2.0),
 )
@@ -104,7 +104,7 @@ class Comparison(JsonRecord, hide=("metric",)):
 
 @dataclass(frozen=True)
 class SpeedVerdict:
-    """The outcome. `more`: further runs that a final verdict needs; 0 if it is final."""
+    """The outcome. `more`: additional runs that a final verdict needs; 0 if it is final."""
 
     state: str
     comparisons: tuple[Comparison, ...]
@@ -145,15 +145,15 @@ def judge_speed(before: Measurements, looks: Sequence[Measurements], rules: Cana
     final = _final(second)
     if state == SLOWER and final.state == OK:
         what = f"the first {looks[0].runs} runs were slower, the {looks[1].runs} after them were not"
-        return SpeedVerdict(OK, second, (*final.warnings, f"{what}: the first ones were probably disturbed"))
+        return SpeedVerdict(OK, second, (*final.warnings, f"{what}: the first runs were probably disturbed"))
     return final
 
 
 def _final(comparisons: tuple[Comparison, ...]) -> SpeedVerdict:
-    """Decide without further runs: undecided metrics are decided by their medians.
+    """Decide without more runs: undecided metrics are decided by their medians.
 
-    If the interval contains a change of zero, the median must exceed twice the tolerance: otherwise noise alone would
-    now and then stop equal releases.
+    If the interval contains zero, the median must exceed twice the tolerance: otherwise noise alone would
+    occasionally stop equal releases.
     """
     state = _worst(comparisons)
     if state != UNDECIDED:

@@ -22,8 +22,8 @@ class Export:
     omitted: tuple[str, ...] = ()
 
 
-def omitted(rows: Sequence[Row], why: str) -> tuple[str, ...]:
-    """Return the sentence about rows that a format cannot express; () for no rows."""
+def omission_text(rows: Sequence[Row], why: str) -> tuple[str, ...]:
+    """Return a sentence about rows that a format cannot express; () if there are none."""
     if not rows:
         return ()
     shown = ", ".join(f"{row.get('host')}/{row.get('instance')} {cell_name(row)}" for row in rows[:3])
@@ -31,10 +31,10 @@ def omitted(rows: Sequence[Row], why: str) -> tuple[str, ...]:
     return (f"{shown}{more}: {why}.",)
 
 
-def unique(name: str, taken: Iterable[str]) -> str:
+def unique_name(name: str, taken: Iterable[str]) -> str:
     """Return a name for a directory or file that is not taken: NAME, NAME-2, NAME-3 …"""
-    known, number, found = set(taken), 1, name
-    while found in known:
+    names, number, found = set(taken), 1, name
+    while found in names:
         number += 1
         found = f"{name}-{number}"
     return found
@@ -54,8 +54,8 @@ def json_text(data: Any) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def known(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the items whose value is known: a reader would take null for 0, or fail."""
+def known_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries whose value is known: a reader would take null for 0, or fail."""
     return {key: value for key, value in values.items() if value is not None}
 
 

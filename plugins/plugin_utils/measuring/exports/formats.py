@@ -27,7 +27,7 @@ def check_formats(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names without repetition. Raise FleetError for an unknown one, or for none."""
     wanted = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
     problems = [
-        Problem(("format",), f"{name!r} is no format of an export.", suggest(name, FORMATS))
+        Problem(("format",), f"{name!r} is not an export format.", suggest(name, FORMATS))
         for name in wanted
         if name not in FORMATS
     ]

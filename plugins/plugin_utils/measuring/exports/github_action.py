@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..measurement.rows import cell_name
-from .export import Export, json_text, known
+from .export import Export, json_text, known_values
 from .run_results import Row, RunResults
 
 _BIGGER = (("output_throughput", "output tok/s"), ("total_token_throughput", "total tok/s"))
@@ -37,7 +37,7 @@ def export(results: RunResults) -> Export:
 
 def _items(results: RunResults, row: Row, metrics: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:
     return [
-        known(
+        known_values(
             {
                 "name": f"{row.get('host')}/{row.get('instance')} {row.get('kind')} {cell_name(row)} {key}",
                 "unit": unit,
@@ -71,4 +71,4 @@ def _about(results: RunResults, row: Row) -> str:
         "runs": row.get("runs"),
         "cv": row.get("cv"),
     }
-    return "\n".join(f"{name}: {value}" for name, value in known(facts).items())
+    return "\n".join(f"{name}: {value}" for name, value in known_values(facts).items())

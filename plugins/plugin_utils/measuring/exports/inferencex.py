@@ -14,7 +14,7 @@ from typing import Any
 
 from ....module_utils.benchmarks.bench_metrics import LATENCIES
 from ..measurement.rows import load_of, shape_of
-from .export import Export, csv_table, json_text, known, omitted, ratio
+from .export import Export, csv_table, json_text, known_values, omission_text, ratio
 from .run_results import Row, RunResults
 from .setup import EngineSetup, engine_options, engine_setup, integer
 
@@ -39,7 +39,7 @@ _CURVE = ("hw", "framework", "model", "precision", "spec_decoding", "isl", "osl"
 """What the points of one curve have in common."""
 _PLACE = {"host", "port", "api_key", "uds", "root_path"}
 _PLACE_ENV = {"HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP"}
-"""What tells instances of one recipe apart, and is no part of it."""
+"""What distinguishes the instances of one recipe, and is not part of it."""
 
 
 def export(results: RunResults) -> Export:
@@ -53,12 +53,12 @@ def export(results: RunResults) -> Export:
         "unofficial_agg_bmk.json": json_text(found),
         "unofficial_frontier.csv": csv_table(FRONTIER, frontier(found)),
     }
-    out = [sentence for why, rows in reasons.items() if why for sentence in omitted(rows, why)]
+    out = [sentence for why, rows in reasons.items() if why for sentence in omission_text(rows, why)]
     return Export(files, tuple(out))
 
 
 def _unfit(results: RunResults, row: Row) -> str:
-    """Return why InferenceX has no such row, "" if it has."""
+    """Return why InferenceX has no such row; "" if it has one."""
     if row.get("kind") != "serve":
         return "InferenceX has rows of serving benchmarks only"
     if load_of(row).kind != "concurrency":
@@ -70,7 +70,7 @@ def _unfit(results: RunResults, row: Row) -> str:
 
 
 def agg_row(results: RunResults, row: Row) -> dict[str, Any]:
-    """Return a row; identifying keys are always there, null if unknown, metrics only if they were measured."""
+    """Return a row; identifying keys are always there (null if unknown), metrics only if they were measured."""
     setup, (given, wanted) = engine_setup(row), shape_of(row)
     hardware = results.gpu(row, "model")
     # In InferenceX, tp counts the GPUs over which attention's data parallelism is spread, too.
@@ -84,7 +84,7 @@ def agg_row(results: RunResults, row: Row) -> dict[str, Any]:
         "conc": integer(load_of(row).value),
         "image": row.get("image"),
         "model": row.get("model"),
-        "infmax_model_prefix": None,  # a name of InferenceX's own configurations, of which this is none
+        "infmax_model_prefix": None,  # a name of InferenceX's own configurations, which this is not
         "framework": "vllm",
         "precision": setup.precision,
         "spec_decoding": setup.speculative,
@@ -99,7 +99,7 @@ def agg_row(results: RunResults, row: Row) -> dict[str, Any]:
         "ep": sharded if setup.expert_parallel or sharded is None else 1,
         "dp_attention": None if setup.data_parallel is None else str(setup.data_parallel > 1).lower(),
         "recipe_fingerprint": fingerprint(row),
-        **known(
+        **known_values(
             {
                 "tput_per_gpu": ratio(total, setup.gpus),
                 "output_tput_per_gpu": ratio(output, setup.gpus),
@@ -162,7 +162,7 @@ def _power(row: Row, setup: EngineSetup) -> dict[str, Any]:
         return stamp
     energy, prompts = each * tokens, row.get("total_input_tokens")
     total_power = ratio(energy, row.get("duration_s"))
-    return stamp | known(
+    return stamp | known_values(
         {
             "avg_power_w": ratio(total_power, setup.gpus),
             "avg_total_gpu_power_w": total_power,

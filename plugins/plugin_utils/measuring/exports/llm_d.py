@@ -16,7 +16,7 @@ from typing import Any
 
 from ...base.node_answers import file_name
 from ..measurement.rows import cell_name, load_of, shape_of
-from .export import Export, json_text, known, omitted, ratio, unique
+from .export import Export, json_text, known_values, omission_text, ratio, unique_name
 from .run_results import Row, RunResults
 from .setup import engine_options, engine_setup, options_of
 
@@ -42,22 +42,24 @@ def export(results: RunResults) -> Export:
             continue
         for number, run in enumerate(results.runs_of(row), 1):
             name = file_name(row.get("host"), row.get("instance"), cell_name(row), f"run={number}")
-            files[unique(name, (path.removesuffix(".json") for path in files)) + ".json"] = json_text(
+            files[unique_name(name, (path.removesuffix(".json") for path in files)) + ".json"] = json_text(
                 report(results, run, number)
             )
     batches = [row for row in results.cells if row.get("kind") == "latency"]
-    return Export(files, omitted(batches, "llm-d's report has no latency of a batch"))
+    return Export(files, omission_text(batches, "llm-d's report has no latency of a batch"))
 
 
 def report(results: RunResults, row: Row, number: int) -> dict[str, Any]:
     """Return the report of one run; `number` counts the runs of its cell from 1."""
     identity = [results.run, *(row.get(key) for key in ("host", "instance", "kind")), cell_name(row), number]
-    scenario = known({"stack": [_engine(results, row)], "load": _load(row)})
-    aggregate = known({"requests": _requests(row), "latency": _latency(row), "throughput": _throughput(row)})
+    scenario = known_values({"stack": [_engine(results, row)], "load": _load(row)})
+    aggregate = known_values(
+        {"requests": _requests(row), "latency": _latency(row), "throughput": _throughput(row)}
+    )
     performance = {"request_performance": {"aggregate": aggregate}} if aggregate else {}
     return {
         "version": VERSION,
-        "run": known(
+        "run": known_values(
             {
                 "uid": str(uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(identity))),
                 "eid": results.run,
@@ -109,7 +111,7 @@ def _engine(results: RunResults, row: Row) -> dict[str, Any]:
             "accelerator": {
                 "model": results.gpu(row, "model") or results.gpu(row, "gfx") or "unknown",
                 "count": setup.gpus or 0,
-                "parallelism": known(parallelism),
+                "parallelism": known_values(parallelism),
             },
         },
         "native": {
@@ -139,7 +141,7 @@ def _load(row: Row) -> dict[str, Any] | None:
     }
     return {
         "metadata": {"schema_version": COMPONENT_SCHEMA, "cfg_id": _hash(options)},
-        "standardized": known(standardized),
+        "standardized": known_values(standardized),
         "native": {"args": {f"--{name.replace('_', '-')}": value for name, value in options.items()}},
     }
 
@@ -166,12 +168,12 @@ def _requests(row: Row) -> dict[str, Any] | None:
     statistics = {
         name: {"units": "count", "mean": mean} for name, mean in lengths.items() if mean is not None
     }
-    return known({"total": total, "failures": failed, **statistics})
+    return known_values({"total": total, "failures": failed, **statistics})
 
 
 def _latency(row: Row) -> dict[str, Any] | None:
     found = {name: _statistics(row, metric, unit) for metric, (name, unit) in _TIMES.items()}
-    return known(found) or None
+    return known_values(found) or None
 
 
 def _statistics(row: Row, metric: str, unit: str) -> dict[str, Any] | None:
@@ -179,7 +181,7 @@ def _statistics(row: Row, metric: str, unit: str) -> dict[str, Any] | None:
     if mean is None:
         return None
     others = {_PERCENTILES.get(name, name): row.get(f"{name}_{metric}_ms") for name in _STATISTICS}
-    return {"units": unit, "mean": mean, **known({"stddev": row.get(f"std_{metric}_ms"), **others})}
+    return {"units": unit, "mean": mean, **known_values({"stddev": row.get(f"std_{metric}_ms"), **others})}
 
 
 def _throughput(row: Row) -> dict[str, Any] | None:
@@ -199,7 +201,7 @@ def _throughput(row: Row) -> dict[str, Any] | None:
 
 
 def _observability(row: Row) -> dict[str, Any]:
-    """Return the engine's prefix cache hit rate, the one thing of it whose mean is known."""
+    """Return the engine's prefix cache hit rate, the only one of its metrics whose mean is known."""
     rate = row.get("prefix_hit_rate")
     if rate is None:
         return {}

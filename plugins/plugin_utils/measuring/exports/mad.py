@@ -13,7 +13,7 @@ from typing import Any
 from ...base.node_answers import file_name
 from ..measurement.rows import load_of, shape_of
 from . import madengine
-from .export import Export, csv_table, omitted, ratio
+from .export import Export, csv_table, omission_text, ratio
 from .run_results import Row, RunResults
 from .setup import engine_setup, integer
 
@@ -62,7 +62,7 @@ def export(results: RunResults) -> Export:
     files["perf.csv"] = csv_table(madengine.COLUMNS, madengine.lines(results))
     served = [row for row in results.cells if row.get("kind") == "serve"]
     why = "AMD's report has no serving benchmark; it is in perf.csv alone"
-    return Export(files, omitted(served, why))
+    return Export(files, omission_text(served, why))
 
 
 def latency(row: Row) -> Line:

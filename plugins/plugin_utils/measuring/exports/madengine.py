@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..measurement.rows import cell_name, load_of, shape_of
-from .export import known
+from .export import known_values
 from .run_results import Row, RunResults
 from .setup import engine_setup, integer, options_of
 
@@ -73,7 +73,7 @@ def lines(results: RunResults) -> Iterator[dict[str, Any]]:
         metrics = _METRICS.get(str(row.get("kind")), ())
         for metric, unit in metrics:
             name = _name(row) if len(metrics) == 1 else f"{_name(row)}_{metric.removesuffix('_ms')}"
-            yield known({**common, "model": name, "performance": row.get(metric), "metric": unit})
+            yield known_values({**common, "model": name, "performance": row.get(metric), "metric": unit})
     for failure in results.failures:
         yield {
             "model": failure.get("what"),

@@ -13,7 +13,7 @@ from typing import Any
 from ....module_utils.benchmarks.bench_metrics import METRICS
 from ....module_utils.common.redact import is_secret_name
 from ..measurement.rows import cell_name
-from .export import Export, json_text, known
+from .export import Export, json_text, known_values
 from .run_results import Row, RunResults
 from .setup import engine_options, engine_setup, integer, options_of
 
@@ -59,7 +59,7 @@ def arguments(row: Row) -> dict[str, Any]:
         for name, value in options_of(row.get("command")).items()
         if name not in _PRIVATE and not is_secret_name(name)
     }
-    return known({**found, "tensor_parallel_size": engine_setup(row).tensor_parallel})
+    return known_values({**found, "tensor_parallel_size": engine_setup(row).tensor_parallel})
 
 
 def _metrics(kind: str) -> Iterator[tuple[str, str, float]]:
@@ -75,7 +75,7 @@ def _metrics(kind: str) -> Iterator[tuple[str, str, float]]:
 
 def _about(results: RunResults, row: Row) -> dict[str, Any]:
     versions = row.get("versions") or {}
-    return known(
+    return known_values(
         {
             "run": results.run,
             "host": row.get("host"),

@@ -15,7 +15,7 @@ from ....module_utils.common.redact import MASK, Redactor
 from ...planning.instances.redact import redact_command, redact_variables
 
 Row = Mapping[str, Any]
-"""A benchmark; a key that is absent is as unknown as one that is null."""
+"""A benchmark; a key that is absent is unknown, like one that is null."""
 
 _HEADERS = {"--header", "--headers", "--extra-headers"}
 _IDENTITY = ("host", "instance", "kind", "cell")
@@ -47,13 +47,13 @@ class RunResults:
         return found
 
     def gpu(self, row: Row, fact: str) -> str | None:
-        """Return a fact of the GPUs of a row's host, such as model or gfx; None if it is unknown or not one for all."""
+        """Return a fact about the GPUs of a row's host, such as model or gfx; None if it is unknown or differs."""
         found = {gpu.get(fact) for gpu in self.hosts.get(str(row.get("host")), {}).get("gpus") or []}
         return str(found.pop()) if len(found) == 1 and None not in found else None
 
 
 def parse_run(summary: Any, lines: str = "") -> RunResults:
-    """Return the results of a run. Raise FleetError where the files are no results.
+    """Return the results of a run. Raise FleetError if the files are not results.
 
     summary: the content of summary.json. lines: the text of runs.jsonl, empty if there is none.
     """
@@ -80,8 +80,10 @@ def _parsed(line: str, number: int) -> Row:
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        what = f"runs.jsonl: line {number} is no JSON object."
-        raise FleetError([Problem((), what, "A run that was killed leaves half a line: remove it.")])
+        what = f"runs.jsonl: line {number} is not a JSON object."
+        raise FleetError(
+            [Problem((), what, "A run that was killed may leave half a line: remove that line.")]
+        )
     return row
 
 
@@ -92,8 +94,8 @@ def _key(row: Row) -> tuple[Any, ...]:
 def _without_secrets(row: Row, redact: Redactor) -> Row:
     """Mask secrets by the names of options and variables, and by their form.
 
-    bench_report masked them already, the inventory's by value too: what leaves the site is checked once more, and
-    without headers of requests, which carry accounts of proxies and gateways.
+    bench_report masked them already, those of the inventory also by value: what leaves the site is checked once more,
+    and gets no headers of requests, which may contain accounts of proxies and gateways.
     """
     masked: dict[str, Any] = {
         **row,

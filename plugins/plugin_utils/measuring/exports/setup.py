@@ -21,7 +21,7 @@ _IN_NAMES = (
     ("int4", re.compile(r"(?i)(^|[^a-z])(int4|w4a16|awq|gptq)")),
     ("int8", re.compile(r"(?i)(^|[^a-z])(int8|w8a8)")),
 )
-"""Number formats of weights, in the name of a quantization method or of a model; the first that is found holds."""
+"""Number formats of weights, in the name of a quantization method or of a model; the first match counts."""
 _DTYPES = {
     "float16": "fp16",
     "half": "fp16",
@@ -35,7 +35,7 @@ _DTYPES = {
 class EngineSetup:
     """How an engine is set up. Sizes are vLLM's defaults where its command line is known and does not set them.
 
-    precision: the format of the weights (fp8, fp4, int4, int8, bf16, fp16, fp32), None if nothing says it, as with
+    precision: the format of the weights (fp8, fp4, int4, int8, bf16, fp16, fp32), None if it is not stated, as with
     `--dtype auto`. speculative: the method of speculative decoding, "none" without one.
     """
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from ...base.node_answers import file_name
 from ..measurement.rows import cell_name, shape_of
-from .export import Export, csv_table, json_text, omitted, unique
+from .export import Export, csv_table, json_text, omission_text, unique_name
 from .run_results import Row, RunResults
 from .setup import engine_setup
 
 _VLLM = {"duration_s": "duration", "model": "model_id"}
-"""vLLM's names of keys that rows call otherwise."""
+"""vLLM's names of keys that have other names in rows."""
 _SKIPPED = {"cell", "spec_hash", "serve_command", "command", "env", "other", "raw", "interval", "cv", "runs"}
 
 
@@ -33,7 +33,7 @@ def export(results: RunResults) -> Export:
         serve = {"host": row.get("host"), "instance": row.get("instance")}
         bench = {"label": cell_name(row)}
         name = "-".join(["SERVE-", *_pairs(serve), "BENCH-", *_pairs(bench)])
-        directories.append(unique(file_name(name), directories))
+        directories.append(unique_name(file_name(name), directories))
         runs = [
             {**serve, **bench, **_record(run), "run_number": number}
             for number, run in enumerate(_measured(results, row))
@@ -46,8 +46,8 @@ def export(results: RunResults) -> Export:
         columns = list(dict.fromkeys(key for record in everything for key in record))
         files[f"{experiment}/summary.csv"] = csv_table(columns, everything)
     offline = [row for row in results.cells if row.get("kind") != "serve"]
-    out = omitted(empty, "no answer, so no throughput to plot")
-    return Export(files, omitted(offline, "a sweep has serving benchmarks only") + out)
+    out = omission_text(empty, "no answer, so no throughput to plot")
+    return Export(files, omission_text(offline, "a sweep has serving benchmarks only") + out)
 
 
 def _measured(results: RunResults, cell: Row) -> list[Row]:

@@ -12,7 +12,7 @@ from .requests import LoadPoint
 from .rows import Row, TokenLengths, cell_name, load_of, shape_of
 
 PRECISION = ("--dtype", "--quantization", "--kv-cache-dtype")
-"""Options that change what is computed: engines that differ in one do not do the same work."""
+"""Options that change what is computed: engines that differ in one of them do not do the same work."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class CellKey:
 
 
 @dataclass(frozen=True)
-class Unmatched:
-    """A cell that only one side has; `differs`: what is different in the nearest cell of the other."""
+class UnmatchedCell:
+    """A cell that only one side has; `differs`: what is different in the nearest cell of the other side."""
 
     key: CellKey
     side: str
@@ -81,14 +81,14 @@ def by_cell(side: Side) -> dict[CellKey, list[Row]]:
     return found
 
 
-def unmatched(side: str, own: Iterable[CellKey], other: Iterable[CellKey]) -> list[Unmatched]:
-    """Return the cells that the other side lacks."""
+def unmatched_cells(side: str, own: Iterable[CellKey], other: Iterable[CellKey]) -> list[UnmatchedCell]:
+    """Return the cells that the other side does not have."""
     theirs = list(other)
-    return [Unmatched(key, side, _nearest(key, theirs)) for key in own if key not in theirs]
+    return [UnmatchedCell(key, side, _nearest(key, theirs)) for key in own if key not in theirs]
 
 
 def _nearest(key: CellKey, others: Iterable[CellKey]) -> str:
-    """Return what differs in the most similar of the others; "" if nothing of the same deployment is there."""
+    """Return what differs in the most similar of the other cells; "" if none is of the same deployment."""
     same = [item for item in others if (item.deployment, item.kind) == (key.deployment, key.kind)]
     if not same:
         return ""

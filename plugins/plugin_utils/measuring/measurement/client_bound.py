@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the runs in which the client, and not the server, was the limit. Pure.
 
-vLLM's client is one asyncio process: small models, short answers and high rates exceed it.
+vLLM's client is a single asyncio process: small models, short answers and high rates can overload it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def send_lag_ms(requests: Requests, load: LoadPoint) -> float | None:
 
 
 def client_bound(cpu_share: float | None, lag_ms: float | None) -> bool | None:
-    """Return whether the client was the limit; None if nothing is known of it."""
+    """Return whether the client was the limit; None if that is not known."""
     if cpu_share is None and lag_ms is None:
         return None
     return (cpu_share or 0.0) > CPU_SHARE or (lag_ms or 0.0) > LAG_MS

@@ -23,7 +23,7 @@ _NAME = re.compile(r"--?[A-Za-z]")
 def options(command: str | None) -> Mapping[str, str]:
     """Return the options of a command line by name with dashes; those without a value are "true".
 
-    A list of values is joined by spaces, and of an option that is there twice the last one counts.
+    A list of values is joined by spaces; if an option is given twice, the last one counts.
     """
     try:
         words = shlex.split(command or "")

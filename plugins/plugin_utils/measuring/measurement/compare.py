@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two sides cell by cell: better, worse, the same within a tolerance, or not clear and what it takes. Pure."""
+"""Compare two sides cell by cell: better, worse, the same within a tolerance, or not clear and what is needed. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..statistics.designs import DRIFT, Effect, TimedValue, effect
 from ..statistics.holm import step_down
 from ..statistics.needed_runs import needs_of
 from ..statistics.shift import LEVEL
-from .cells import CellKey, Side, Unmatched, by_cell, unmatched
+from .cells import CellKey, Side, UnmatchedCell, by_cell, unmatched_cells
 from .rows import (
     MOST_FAILED,
     TPOT,
@@ -21,8 +21,8 @@ from .rows import (
     ComparedMetric,
     Row,
     failed_share,
+    has_success,
     main_metrics,
-    succeeded,
     value_of,
 )
 
@@ -43,7 +43,7 @@ class ComparisonRules:
 class CellVerdict:
     """One cell, a against b. change, low, high: shares (-0.05: 5 % less); level: of the interval, after Holm.
 
-    a, b: medians of the runs. needs: what would make it clear, "" if it is. others: change of further metrics.
+    a, b: medians of the runs. needs: what would make it clear, "" if it is clear. others: change of the other metrics.
     """
 
     key: CellKey
@@ -68,7 +68,7 @@ class RunComparison:
     """All cells that both sides measured, and those that only one did."""
 
     cells: tuple[CellVerdict, ...]
-    unmatched: tuple[Unmatched, ...]
+    unmatched: tuple[UnmatchedCell, ...]
 
     @property
     def worse(self) -> tuple[CellVerdict, ...]:
@@ -87,7 +87,7 @@ class RunComparison:
 
 
 def compare(a: Side, b: Side, rules: ComparisonRules | None = None) -> RunComparison:
-    """Judge side a against side b, with a probability of 5 % that any cell is called better or worse wrongly.
+    """Judge side a against side b, with a probability of 5 % that any cell is wrongly called better or worse.
 
     Holm's procedure corrects for the number of cells.
     """
@@ -100,7 +100,7 @@ def compare(a: Side, b: Side, rules: ComparisonRules | None = None) -> RunCompar
         lambda cell: cell.verdict != NOT_CLEAR,
         LEVEL,
     )
-    missing = (*unmatched("a", new, old), *unmatched("b", old, new))
+    missing = (*unmatched_cells("a", new, old), *unmatched_cells("b", old, new))
     return RunComparison(tuple(decided.values()), missing)
 
 
@@ -118,7 +118,7 @@ def _judge(
         *_one_sided("a", "b", new, old),
         *_one_sided("b", "a", old, new),
     )
-    if not any(map(succeeded, new)) and values["b"]:
+    if not any(map(has_success, new)) and values["b"]:
         return CellVerdict(key, metric, WORSE, None, b, runs, notes=("no request succeeded in a", *notes))
     found = effect([*values["a"], *values["b"]], rules.drift, level)
     if found is None:
@@ -158,7 +158,7 @@ def _verdict(found: Effect, metric: ComparedMetric, tolerance: float) -> str:
 
 def _metric(new: Sequence[Row], old: Sequence[Row]) -> ComparedMetric:
     candidates = list(main_metrics(new[0]))
-    rows = [row for row in (*new, *old) if succeeded(row)]
+    rows = [row for row in (*new, *old) if has_success(row)]
     complete = (metric for metric in candidates if all(value_of(row, metric) for row in rows))
     return next(complete, candidates[0])
 
@@ -187,12 +187,12 @@ def _change(new: Sequence[Row], old: Sequence[Row], metric: ComparedMetric) -> f
 
 
 def _one_sided(side: str, other: str, rows: Sequence[Row], others: Sequence[Row]) -> tuple[str, ...]:
-    """Return which instances with results on one side have none on the other, and so do not count."""
+    """Return which instances have results on only one side, and therefore do not count."""
     own, theirs = (
-        {(row["host"], row["instance"]) for row in part if succeeded(row)} for part in (rows, others)
+        {(row["host"], row["instance"]) for row in part if has_success(row)} for part in (rows, others)
     )
     names = sorted("/".join(unit) for unit in own - theirs)
-    return (f"not compared, as only {side} has results of it: {', '.join(names)}",) if names else ()
+    return (f"not compared, as only {side} has results: {', '.join(names)}",) if names else ()
 
 
 def _finite(log: float) -> float | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell in what two sides of a comparison differ besides their speed: options, environment, software, hosts. Pure."""
+"""Find how two sides of a comparison differ apart from their speed: options, environment, software, hosts. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Difference(JsonRecord):
 
 
 def differences(a: Side, b: Side) -> list[Difference]:
-    """Return in what the sides differ, over the cells that both measured."""
+    """Return how the sides differ, over the cells that both measured."""
     cells = [by_cell(side) for side in (a, b)]
     rows = [[row for key in own if key in cells[0] and key in cells[1] for row in own[key]] for own in cells]
     found: list[Difference] = []

@@ -33,13 +33,13 @@ def goodput(requests: Requests, slo: LatencyLimits) -> float | None:
 
 
 def attainment(requests: Requests, slo: LatencyLimits) -> tuple[int, int]:
-    """Return how many requests kept an SLO, and how many missed it; those that show neither count nowhere."""
+    """Return how many requests kept an SLO, and how many missed it; those that show neither are not counted."""
     kept, missed = kept_and_missed(requests, slo)
     return int(kept.sum()), int(missed.sum())
 
 
 def kept_and_missed(requests: Requests, slo: LatencyLimits) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return of each request whether it kept an SLO, and whether it missed it."""
+    """Return for each request whether it kept an SLO, and whether it missed it."""
     import numpy as np
 
     kept, missed = np.ones(len(requests.ttft), bool), np.zeros(len(requests.ttft), bool)
@@ -53,7 +53,7 @@ def kept_and_missed(requests: Requests, slo: LatencyLimits) -> tuple[NDArray[Any
 
 
 def attained_share(requests: Requests, slo: LatencyLimits) -> float | None:
-    """Return the share of requests that kept an SLO, of those that show it or failed; None if there are none."""
+    """Return the share of requests that kept an SLO, among those that show it or failed; None if there are none."""
     kept, missed = attainment(requests, slo)
     decided = kept + missed + requests.failed
     return kept / decided if decided else None

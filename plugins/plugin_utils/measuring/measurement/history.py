@@ -45,7 +45,7 @@ class CellHistory:
 
     @property
     def change(self) -> float | None:
-        """Return the last value against the one before, as a share; None if there is no other."""
+        """Return the change of the last value from the one before, as a share; None if there is only one."""
         return self.points[-1].value / self.points[-2].value - 1 if len(self.points) > 1 else None
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the published results that are nearest to own measurements, and say in what they differ. Pure.
+"""Find the published results that are nearest to the fleet's own measurements, and say how they differ. Pure.
 
-No published result is of this fleet: the ratio is an orientation, never a verdict.
+No published result is of this fleet: the ratio is for orientation, never a verdict.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from .cells import Side, by_cell
 from .commands import options
 from .requests import LoadPoint
-from .rows import MOST_FAILED, Row, failed_share, load_of, shape_of, succeeded
+from .rows import MOST_FAILED, Row, failed_share, has_success, load_of, shape_of
 
 KINDS = {"serving": "serve", "latency": "latency", "throughput": "throughput"}
 """Kinds of baselines, and those of rows."""
 _WEIGHTS = ("mxfp4", "fp4", "fp8", "int4", "bf16")
-# What names of one model have besides its name.
+# What the names of a model contain in addition to its own name.
 _SUFFIX = re.compile(r"[-_. ](fp8|fp4|mxfp4|int4|int8|awq|gptq|bf16|kv|preview|instruct|quark|dynamic)$")
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under what a result was measured; None: not known. load: of a throughput benchmark, its number of prompts."""
+    """The conditions of a result; None: not known. load: of a throughput benchmark, its number of prompts."""
 
     model: str
     gpu: str | None
@@ -41,7 +41,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedResult:
     """One row of the baselines."""
 
     kind: str
@@ -69,7 +69,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Counterpart:
-    """A published row beside the measured cell that is nearest to it.
+    """A published row with the measured cell that is nearest to it.
 
     same: whether it did the same work, as far as the publication says: model, kind, lengths and load. distance: orders
     counterparts, 0 for no known difference.
@@ -77,14 +77,14 @@ class Counterpart:
 
     cell: str
     deployment: str
-    published: Published
+    published: PublishedResult
     ratios: tuple[Ratio, ...]
     differs: tuple[str, ...]
     same: bool
     distance: float = field(compare=False, default=0.0)
 
 
-def read_published(files: Iterable[Mapping[str, Any]]) -> list[Published]:
+def read_published(files: Iterable[Mapping[str, Any]]) -> list[PublishedResult]:
     """Return the rows of the baselines (catalog/baselines/*.json)."""
     found = []
     for data in files:
@@ -102,7 +102,7 @@ def read_published(files: Iterable[Mapping[str, Any]]) -> list[Published]:
                 image=item.get("image") or setup["image"],
             )
             found.append(
-                Published(
+                PublishedResult(
                     KINDS[item["kind"]], conditions, item["metrics"], item.get("tokens_counted"),
                     setup["source"], setup["date"],
                 )
@@ -110,11 +110,11 @@ def read_published(files: Iterable[Mapping[str, Any]]) -> list[Published]:
     return found
 
 
-def counterparts(side: Side, published: Sequence[Published]) -> list[Counterpart]:
-    """Return what is published beside what was measured, nearest first within each cell.
+def counterparts(side: Side, published: Sequence[PublishedResult]) -> list[Counterpart]:
+    """Return the published rows for what was measured, nearest first within each cell.
 
-    Each published row of the same work is there once, with the nearest cell. A cell without such a row has the nearest
-    one of its model and kind, if there is any.
+    Each published row of the same work appears once, with the nearest cell. A cell without such a row gets the nearest
+    row of its model and kind, if there is any.
     """
     cells = [
         (key.cell, key.deployment, row, conditions_of(row, side.hosts))
@@ -142,7 +142,7 @@ def family(model: str) -> str:
 
 
 def conditions_of(row: Row, hosts: Mapping[str, Mapping[str, Any]]) -> Conditions:
-    """Return under what a row was measured."""
+    """Return the conditions under which a row was measured."""
     models = {gpu.get("model") for gpu in hosts.get(row["host"], {}).get("gpus") or ()}
     shape, load = shape_of(row), load_of(row)
     if row["kind"] == "throughput":
@@ -177,7 +177,7 @@ def _weights(row: Row) -> str | None:
 
 def _median_row(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Return a row of the runs that succeeded, with the medians of their numbers."""
-    done = [row for row in rows if succeeded(row)]
+    done = [row for row in rows if has_success(row)]
     if not done:
         return None
     numbers = {
@@ -214,8 +214,10 @@ def _measured(metric: str, counted: str | None, row: Row) -> float | None:
     return row.get(metric) if metric.endswith("_ms") else None
 
 
-def _beside(cell: str, deployment: str, row: Row, own: Conditions, item: Published) -> Counterpart | None:
-    """Return a published row beside a measured one; None if model, kind or metrics have nothing in common."""
+def _beside(
+    cell: str, deployment: str, row: Row, own: Conditions, item: PublishedResult
+) -> Counterpart | None:
+    """Pair a published row with a measured one; None if model, kind or metrics have nothing in common."""
     theirs = item.conditions
     if row["kind"] != item.kind or own.model != theirs.model:
         return None

@@ -77,7 +77,7 @@ class Requests:
             times, sums = self._arrived
             found = sums[np.searchsorted(times, until, side="right")]
             return found
-        # The first token of an answer arrives at once, and the others evenly until its end: lines from time to time.
+        # The first token of an answer arrives at once, the others evenly until its end: straight lines in between.
         firsts, ends = self.starts + self.ttft, self.ends
         seconds = ends - firsts
         lasts = (self.outputs > 1) & (seconds > 0)
@@ -100,7 +100,7 @@ class Requests:
     def _arrived(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return when pieces of answers arrived, in order, and the sum of tokens before each and after the last.
 
-        vLLM records the tokens of a whole answer only, so they are spread evenly over its pieces: with speculation, a
+        vLLM only records the tokens of a whole answer, so they are spread evenly over its pieces: with speculation, a
         piece has several.
         """
         import numpy as np
@@ -123,7 +123,7 @@ class Requests:
 def read_requests(raw: Mapping[str, Any]) -> Requests | None:
     """Return the requests of a result of `vllm bench serve`; None if it was saved without details.
 
-    Raise TypeError or ValueError for lists that are no such.
+    Raise TypeError or ValueError for malformed lists.
     """
     import numpy as np
 
@@ -177,7 +177,7 @@ def unpack_lists(detail: object) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def without_gaps(detail: object) -> str | None:
+def drop_gaps(detail: object) -> str | None:
     """Return packed per-request lists without the many gaps between tokens; None where there is nothing to read."""
     lists = unpack_lists(detail)
     if lists is None:

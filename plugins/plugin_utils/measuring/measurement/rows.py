@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read rows of results, also of before there were suites: the cell that a row measured, and its main metric. Pure."""
+"""Read rows of results, including those from before suites: the cell that a row measured, and its main metric. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BATCH = ComparedMetric("mean_batch_latency_ms", "batch latency", "ms", False)
 METRICS = (OUTPUT, REQUESTS, TOTAL, E2EL, TPOT, TTFT, BATCH)
 
 MOST_FAILED = 0.01
-"""Share of failed requests up to which the others say what an engine is worth: what fails is seldom drawn at random."""
+"""Share of failed requests up to which the others show what an engine can do: failures are seldom random."""
 
 
 class TokenLengths(NamedTuple):
@@ -49,7 +49,7 @@ class TokenLengths(NamedTuple):
 
 
 def load_of(row: Row) -> LoadPoint:
-    """Return the load of a row: as it says itself, or by what the client was given."""
+    """Return the load of a row: as the row says, or by the client's arguments."""
     given = row.get("load")
     if isinstance(given, Mapping):
         return LoadPoint(str(given.get("kind")), _number(given.get("value")))
@@ -88,7 +88,7 @@ def cell_name(row: Row) -> str:
 
 
 def main_metrics(row: Row) -> Iterator[ComparedMetric]:
-    """Yield the metrics that decide about a row's cell, best first; the first that all runs have is used.
+    """Yield the metrics that decide on a row's cell, best first; the first one that all runs have is used.
 
     At a given rate, every engine that keeps up has the same throughput: there the latency decides.
     """
@@ -102,8 +102,8 @@ def main_metrics(row: Row) -> Iterator[ComparedMetric]:
         yield from (OUTPUT, REQUESTS)
 
 
-def succeeded(row: Row) -> bool:
-    """Return whether a row has a request that succeeded, or, offline, a result."""
+def has_success(row: Row) -> bool:
+    """Return whether a row has a request that succeeded or, offline, a result."""
     if row["kind"] == "latency":
         return bool(row.get(BATCH.key))
     return bool(row.get("completed"))
@@ -120,7 +120,7 @@ def failed_share(rows: Iterable[Row]) -> float:
 def value_of(row: Row, metric: ComparedMetric) -> float | None:
     """Return a row's value of a metric; None if it was not measured, as 0 means too."""
     value = _number(row.get(metric.key))
-    return value if value and succeeded(row) else None
+    return value if value and has_success(row) else None
 
 
 def _number(value: object) -> float | None:

@@ -3,7 +3,7 @@
 
 First the load doubles (or halves) until one probe keeps the SLO and one does not; then the gap between them is halved,
 in logarithms. A probe keeps the SLO if enough of its requests did. The result's interval reaches from the highest load
-that surely keeps it to the lowest that surely does not, by Wilson's interval of a share (JASA 22, 1927).
+that certainly keeps it to the lowest that certainly does not, by Wilson's interval of a share (JASA 22, 1927).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OFFERED = 0.95
 """Share of a rate below which the client did not send it."""
 BATCHES = 10
-"""Parts of a run by whose differences it is seen how much its requests depend on each other."""
+"""Parts of a run whose differences show how much its requests depend on each other."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class SearchRules:
 class Probe:
     """One probe: its load, and the requests that kept the SLO, missed it, and failed.
 
-    Answers that do not show whether they kept it count nowhere. offered: whether the client could send the load.
-    client_bound: whether the client may have been the limit. clustering: how many requests say as much as one that is
-    independent: those that wait in one queue are late together.
+    Answers that do not show whether they kept it are not counted. offered: whether the client could send the load.
+    client_bound: whether the client may have been the limit. clustering: how many requests are worth as much as one
+    independent request: those that wait in one queue are late together.
     """
 
     load: float
@@ -89,7 +89,7 @@ class Probe:
 class SearchResult:
     """The highest load that keeps the SLO; None if no probe kept it. low, high: None where no probe is certain.
 
-    why: why the search ended, and what stands against a higher load.
+    why: why the search ended, and what the next higher load showed.
     """
 
     load: float | None
@@ -156,7 +156,7 @@ def keeps(probe: Probe, rules: SearchRules) -> bool:
 
 
 def _exhausted(history: Sequence[Probe], rules: SearchRules, kept: float, broken: float) -> str:
-    """Return that the probes did not suffice, and what to change."""
+    """Return that there were not enough probes, and what to change."""
     made = f"{len(history)} probes were made"
     if broken == math.inf:
         return f"{made}, and {rules.text(kept)} keeps the SLO: start higher"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the part of a run in which the load was steady, and the throughput in it. Pure.
 
-The client's own throughput is over the whole run: until the last answer, with fewer and fewer requests in flight. It is
-what others publish. The steady one is for comparing own runs.
+The client's own throughput covers the whole run, until the last answer, with fewer and fewer requests in flight. It is
+what others publish. The steady throughput is for comparing one's own runs.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ RATE_LEAST, RATE_ANSWERS = 30.0, 3.0
 LEAST_SHARE = 0.5
 """Below this share of the run, a warning says that the window is small."""
 BATCHES = 20
-"""Parts of the window for the trend: longer than the time for which neighbouring seconds resemble each other."""
+"""Parts of the window for the trend: each is longer than neighbouring seconds resemble each other."""
 SIGNIFICANT = 2.878
-"""Slopes of fewer standard errors are chance: Student's t for BATCHES - 2 degrees of freedom at 1 %, two-sided.
+"""Slopes of fewer standard errors are due to chance: Student's t for BATCHES - 2 degrees of freedom at 1 %, two-sided.
 
 Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, column 0.995.
 """
 LEAST_TREND = 0.01
-"""Smaller relative changes over the window are no news, however significant."""
+"""Smaller relative changes over the window do not matter, however significant."""
 
 
 @dataclass(frozen=True)
 class SteadyState:
     """The window in seconds since the first request, output tokens/s in it, and its share of the run (0-1).
 
-    All None if there is no window; then `warnings` says why. Warnings have no numbers of the run: those of several runs
-    are one.
+    All are None if there is no window; then `warnings` says why. Warnings contain no figures of the run, so that equal
+    warnings of several runs are shown once.
     """
 
     start: float | None = None
@@ -67,7 +67,7 @@ def steady_state(requests: Requests, load: LoadPoint) -> SteadyState:
     if reached is None or reached >= last:
         return SteadyState(warnings=(_never(load),))
     settled = _settled(requests, reached, last)
-    # From a send to a send: where requests go in waves, the window then has whole ones.
+    # From one send to another: where requests are sent in waves, the window then has whole waves.
     start = float(starts[np.searchsorted(starts, settled - 1e-9)])
     if start >= last:
         return SteadyState(warnings=("the speed had not settled when the last request was sent",))
@@ -103,7 +103,7 @@ def _reached(starts: NDArray[Any], ends: NDArray[Any], load: LoadPoint) -> float
 def _never(load: LoadPoint) -> str:
     if load.kind == "rate":
         return f"the run was too short: the first {RATE_LEAST:.0f} s, or three times the p95 of E2EL, do not count"
-    return "the run never was at its load while requests were still sent: use more requests"
+    return "the run never reached its load while requests were still being sent: use more requests"
 
 
 def _settled(requests: Requests, start: float, last: float) -> float:

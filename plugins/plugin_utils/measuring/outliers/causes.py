@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name what slow GPUs have in common that their equals lack, as lift: how much more frequent it is among them. Pure."""
+"""Name what slow GPUs have in common and their equals do not, as lift: how much more frequent it is. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...base.json_record import Count, JsonRecord
 STRONG = 3.0
 """Lift from which a factor is named by itself."""
 WEAK = 1.5
-"""Lift from which it is named if chance would hardly give it."""
+"""Lift from which it is named if it is hardly due to chance."""
 CHANCE = 0.05
-"""Probability of a weak lift by chance below which it is named."""
+"""Probability, below which a weak lift is named, that it is due to chance."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Cause(JsonRecord):
 def causes(
     own: Mapping[str, str], slow: Sequence[Mapping[str, str]], others: Sequence[Mapping[str, str]]
 ) -> tuple[Cause, ...]:
-    """Return the factors of a slow GPU by falling lift. `slow` includes the GPU's own factors.
+    """Return the factors of a slow GPU, the highest lift first. `slow` includes the GPU's own factors.
 
     GPUs whose value of a factor is unknown are not counted for that factor.
     """

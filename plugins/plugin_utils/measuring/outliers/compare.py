@@ -3,7 +3,7 @@
 
 A slow node is distinguished from a slow GPU: an instance is compared after removing the median of the node's *other*
 instances, so that its own slowness is not part of what is removed, and the nodes' medians are compared with each other.
-Of two, neither can be called slow: which of the two is at fault is not shown.
+Of only two, neither can be called slow: nothing shows which of them is at fault.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .samples import CellSpeed, InstanceKey, Interval, Row, SpeedMetric, cell_sp
 MIN_RUNS = 3
 """Runs from which an outlier is called slow rather than suspect."""
 ONE_METRIC = 2 * MIN_SLOWER
-"""Share of speed that one metric must lack where the other does not agree: two metrics, two chances of an alarm."""
+"""Share of speed that must be missing by one metric if the other disagrees: two metrics, two chances of an alarm."""
 MIN_PEERS = 3
 """Members of a group from which one of them can be an outlier, and instances of a node from which it has a median."""
 
@@ -255,10 +255,10 @@ def _slower_of_two(
         if outcome.verdict in ("slow", "suspect"):
             continue
         if any(len(known) < len(side) for known, side in zip(spans, (slower, faster))):
-            text = f"{reason}: without at least {MIN_RUNS} runs of both this is not judged"
+            text = f"{reason}: this is not judged without at least {MIN_RUNS} runs of both"
             found[one.instance] = replace(outcome, verdict=None, scope="pair", reason=text)
         elif _middle(spans[0])[1] < _middle(spans[1])[0]:
-            text = f"{reason}: which of the two is at fault is not shown"
+            text = f"{reason}: nothing shows which of the two is at fault"
             found[one.instance] = replace(outcome, verdict="suspect", scope="pair", reason=text)
     return found
 

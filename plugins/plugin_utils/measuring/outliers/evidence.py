@@ -21,7 +21,7 @@ UNUSUAL = 3.5
 POWER_LIMITED = 0.01
 """Share of the time below the power limit's clock from which a GPU counts as limited by power."""
 
-# Readings by key of the telemetry: label, unit, and the difference that is nothing unusual.
+# Readings by key of the telemetry: label, unit, and the largest difference that is usual.
 _READINGS = {
     "hotspot_c": ("hotspot temperature", "°C", 3.0),
     "memory_c": ("memory temperature", "°C", 3.0),
@@ -62,7 +62,7 @@ def gather(rows: Sequence[Row], hosts: Mapping[str, Mapping[str, Any]]) -> list[
     """Return the GPUs of all rows, by host and index."""
     used: dict[tuple[str, int], dict[str, None]] = {}
     for row in rows:
-        for index in physical(row["gpus"], hosts.get(row["host"], {}).get("gpus") or []):
+        for index in physical_indices(row["gpus"], hosts.get(row["host"], {}).get("gpus") or []):
             used.setdefault((row["host"], index), {})[row["instance"]] = None
     telemetry = _telemetry(rows)
     return [
@@ -71,7 +71,7 @@ def gather(rows: Sequence[Row], hosts: Mapping[str, Mapping[str, Any]]) -> list[
     ]
 
 
-def physical(logical: Iterable[int], gpus: Sequence[Mapping[str, Any]]) -> list[int]:
+def physical_indices(logical: Iterable[int], gpus: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the indices of GPUs behind logical ones: a GPU in CPX mode is several of them."""
     owners = [gpu["index"] for gpu in gpus for _unused in range(max(1, gpu.get("partitions") or 1))]
     found = (owners[index] if index < len(owners) else index for index in logical)
@@ -81,12 +81,14 @@ def physical(logical: Iterable[int], gpus: Sequence[Mapping[str, Any]]) -> list[
 def gpus_of(rows: Sequence[Row], hosts: Mapping[str, Mapping[str, Any]]) -> dict[InstanceKey, list[int]]:
     """Return the GPUs (index on their host) of each instance."""
     return {
-        (row["host"], row["instance"]): physical(row["gpus"], hosts.get(row["host"], {}).get("gpus") or [])
+        (row["host"], row["instance"]): physical_indices(
+            row["gpus"], hosts.get(row["host"], {}).get("gpus") or []
+        )
         for row in rows
     }
 
 
-def with_readings(gpus: Sequence[GpuEvidence]) -> list[GpuEvidence]:
+def add_reading_factors(gpus: Sequence[GpuEvidence]) -> list[GpuEvidence]:
     """Return the GPUs with a factor for each reading: usual, or the value if it is unusual among all of them."""
     factors: list[dict[str, str]] = [dict(gpu.factors) for gpu in gpus]
     for key, (label, unit, floor) in _READINGS.items():
@@ -186,7 +188,7 @@ def faults(seen: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     found = []
     errors = max((gpu.get("ecc_uncorrectable") or 0 for gpu in seen), default=0)
     if errors:
-        # Each run has the differences of its whole call, so they must not be added up.
+        # Each run has the differences over its whole call, so they must not be added up.
         before = min(
             gpu["ecc_uncorrectable"] - (gpu.get("ecc_uncorrectable_new") or 0)
             for gpu in seen

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep an instance whose requests failed from being called ok by those that it answered. Pure."""
+"""Keep an instance whose requests failed from being called ok because of those that it answered. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from .compare import SpeedComparison
 from .samples import InstanceKey, Row
 
 
-def without_failures(
+def mark_failed_requests(
     outcomes: Mapping[InstanceKey, SpeedComparison], rows: Sequence[Row]
 ) -> dict[InstanceKey, SpeedComparison]:
-    """Return the outcomes; suspect is who failed requests that the other instances of its deployment answered.
+    """Return the outcomes; an instance is suspect if requests failed that its deployment's other instances answered.
 
-    Where they all fail, it is the engine or the load, and their speed says nothing. A search may fail requests.
+    If requests fail on all of them, the engine or the load is the cause, and their speed shows nothing. In a search,
+    requests may fail.
     """
     own: dict[InstanceKey, list[Row]] = {}
     for row in rows:

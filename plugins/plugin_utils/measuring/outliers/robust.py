@@ -3,7 +3,7 @@
 
 Speeds are natural logarithms, so that a difference is a ratio. The spread is the median absolute deviation, scaled to
 the standard deviation of normal noise; see Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993. The limits
-hold false alarms of 8 to 1,600 equal GPUs (spread 1 %, CV of a run 1-2 %, median of 5 runs) near 1 % of the fleets:
+keep false alarms among 8 to 1,600 equal GPUs (spread 1 %, CV of a run 1-2 %, median of 5 runs) near 1 % of the fleets:
 tests/unit/outliers/test_detection.py measures that.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 LIMIT = 4.5
 """Robust z from which a member is an outlier."""
 MIN_SLOWER = 0.03
-"""Share of the centre's speed that a member must lose as well: less is no reason to open a server."""
+"""Share of the centre's speed that a member must also lose: less is not worth opening a server for."""
 FLOOR = 0.005
 """Minimum spread, as a share of the speed: equal values by chance must not make a difference of 1 % an outlier."""
 _NORMAL = 1.4826
@@ -37,7 +37,7 @@ class Deviation:
 
     @property
     def slower(self) -> float:
-        """Return the share of speed that it lacks."""
+        """Return the share of speed that is missing."""
         return 1 - self.relative
 
     @property

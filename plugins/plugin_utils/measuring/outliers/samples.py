@@ -77,8 +77,8 @@ def metrics_of(row: Row) -> tuple[SpeedMetric, ...]:
 def cell_speeds(rows: Sequence[Row]) -> list[CellSpeed]:
     """Return each instance in each of its cells.
 
-    Rows without the cell's first metric are left out, those of a load balancer, where any instance answered, and the
-    probes of a search: beyond what an engine bears, small differences become large ones.
+    Left out are rows without the cell's first metric, rows measured through a load balancer, where any instance
+    answered, and the probes of a search: beyond an engine's capacity, small differences become large ones.
     """
     groups: dict[tuple[InstanceKey, tuple[Any, ...]], list[Row]] = {}
     for row in rows:

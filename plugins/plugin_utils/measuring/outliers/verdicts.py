@@ -13,8 +13,8 @@ from typing import Any
 from ....module_utils.common.errors import natural
 from .causes import Cause, causes
 from .compare import SpeedComparison, compare
-from .evidence import GpuEvidence, gather, gpus_of, with_readings
-from .failed_requests import without_failures
+from .evidence import GpuEvidence, add_reading_factors, gather, gpus_of
+from .failed_requests import mark_failed_requests
 from .samples import CellSpeed, InstanceKey, Row, cell_speeds
 
 Earlier = Mapping[str, Mapping[str, Sequence[float]]]
@@ -22,7 +22,7 @@ Earlier = Mapping[str, Mapping[str, Sequence[float]]]
 
 _BURNIN = "playbooks/burnin.yml --limit {host},load_balancer"
 _BAD_STEPS = {
-    "ecc": "Drain {host} (playbooks/drain.yml --limit {host}), collect amd-smi metric --ecc and bad-pages, reboot it, "
+    "ecc": "Drain {host} (playbooks/drain.yml --limit {host}), save amd-smi metric --ecc and bad-pages, reboot it, "
     f"test it with {_BURNIN}, and replace the GPU if the errors return.",
     "link": "Drain {host} (playbooks/drain.yml --limit {host}), power it off and reseat the GPU or its riser; "
     "lspci -vv -s {bdf} must show LnkSta equal to LnkCap afterwards.",
@@ -31,12 +31,12 @@ _BAD_STEPS = {
 }
 # What to do about a cause, by its factor. Without an entry: test the GPU.
 _CAUSE_STEPS = {
-    "driver": "Install the driver of the other hosts on {host}: drain it, install, reboot, measure again.",
-    "VBIOS": "Bring the GPU's VBIOS to the version of its equals, with the vendor's tool.",
+    "driver": "Install the driver of the other hosts on {host}: drain it, install the driver, reboot, measure again.",
+    "VBIOS": "Update the GPU's VBIOS to the version of the other GPUs, with the vendor's tool.",
     "kernel": "Boot {host} with the kernel of the other hosts and measure again.",
-    "ROCm": "Bring ROCm on {host} to the release of the other hosts.",
-    "power cap, W": "Set the power cap of its equals (amd-smi set --power-cap WATTS --gpu {gpu}).",
-    "partition mode": "Set the partition mode of its equals: playbooks/partition.yml --limit {host},load_balancer.",
+    "ROCm": "Install the ROCm release of the other hosts on {host}.",
+    "power cap, W": "Set the power cap of the other GPUs (amd-smi set --power-cap WATTS --gpu {gpu}).",
+    "partition mode": "Set the partition mode of the other GPUs: playbooks/partition.yml --limit {host},load_balancer.",
     "NUMA balancing": "Turn NUMA balancing off: playbooks/prepare.yml --limit {host}.",
     "hotspot temperature": "Check fans, air flow and the heat sink of GPU {gpu} on {host}.",
     "memory temperature": "Check fans, air flow and the heat sink of GPU {gpu} on {host}.",
@@ -99,10 +99,10 @@ def gpu_verdicts(
     """
     rows = [row for row in rows if not row.get("live")]
     cells = cell_speeds(rows)
-    outcomes = without_failures(
+    outcomes = mark_failed_requests(
         compare(rows, _changes(cells, gpus_of(rows, hosts), hosts, earlier or {})), rows
     )
-    gpus = with_readings(gather(rows, hosts))
+    gpus = add_reading_factors(gather(rows, hosts))
     drafts = [(gpu, _worst([outcomes[gpu.host, name] for name in gpu.instances])) for gpu in gpus]
     slow = [gpu.factors for gpu, outcome in drafts if outcome.verdict == "slow"]
     others = [gpu.factors for gpu, outcome in drafts if outcome.verdict == "ok" and not gpu.faults]

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from ..measurement.history import CellHistory
 from .plots import WIDTH, axes, figure, value_axis
-from .svg import COLOUR, embed
+from .svg import COLOUR, embed_figure
 
 LABELS = 8
-"""Most dates on the axis."""
+"""Maximum number of dates on the axis."""
 
 
 def history_plot(name: str, history: CellHistory) -> str:
@@ -40,4 +40,4 @@ def history_plot(name: str, history: CellHistory) -> str:
     dates = [points[at].started[:10] or points[at].run for at in shown]
     ax.set_xticks(list(shown), dates, fontsize=11, color=COLOUR["muted"])
     title = f"{history.cell}: {history.metric.label} over {len(points)} runs"
-    return embed(fig, name, title)
+    return embed_figure(fig, name, title)

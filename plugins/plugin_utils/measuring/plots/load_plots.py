@@ -11,7 +11,7 @@ from typing import Any
 
 from ..summary.loads import Curve, Interval
 from .plots import WIDTH, axes, figure, value_axis
-from .svg import COLOUR, embed
+from .svg import COLOUR, embed_figure
 
 PHONE = 360
 """Width of a plot on a phone, in pixels."""
@@ -23,7 +23,7 @@ X_TITLE, Y_TITLE = "Interactivity, output tok/s per user (1000 / median TPOT in 
 def interactivity_plot(
     name: str, title: str, curves: Sequence[Curve], slos: Mapping[str, float], width: float = WIDTH
 ) -> str:
-    """Draw a line for each curve with the loads beside its points, and the intervals of both axes.
+    """Draw a line for each curve with the loads next to its points, and the intervals of both axes.
 
     slos: limits as tok/s per user, by what is written at their lines.
     """
@@ -59,7 +59,7 @@ def interactivity_plot(
         beside / (width - left - right), 1 + (7 + _LINE * len(slos)) / height, Y_TITLE,
         transform=ax.transAxes, fontsize=12, color=COLOUR["ink"], va="bottom",
     )  # fmt: skip
-    return embed(fig, name, title)
+    return embed_figure(fig, name, title)
 
 
 def change_plot(
@@ -95,7 +95,7 @@ def change_plot(
     labels = [] if phone else [label for label, _change, _worse in items]
     ax.set_yticks(range(len(labels)), labels, fontsize=12, color=COLOUR["ink"])
     ax.set_xlabel("slower \u2190 change of speed \u2192 faster", fontsize=12, color=COLOUR["ink"], labelpad=6)
-    return embed(fig, name, title)
+    return embed_figure(fig, name, title)
 
 
 def _curve(ax: Any, curve: Curve, number: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .svg import COLOUR, embed
+from .svg import COLOUR, embed_figure
 
 WIDTH = 1000
 
@@ -90,7 +90,7 @@ def bars(name: str, title: str, items: Sequence[Bar], median: float | None, medi
         )  # fmt: skip
     _row_labels(ax, [item.label for item in items])
     ax.set_xticks([])
-    return embed(fig, name, title)
+    return embed_figure(fig, name, title)
 
 
 def percentile_rows(name: str, title: str, items: Sequence[Ranges], panels: Sequence[tuple[str, str]]) -> str:
@@ -113,7 +113,7 @@ def percentile_rows(name: str, title: str, items: Sequence[Ranges], panels: Sequ
             _percentiles(ax, position, item.values[metric], COLOUR["warn" if item.slow else "series"])
         _panel_title(ax, label)
         _row_labels(ax, [item.label for item in items] if number == 0 else [""] * len(items))
-    return embed(fig, name, title)
+    return embed_figure(fig, name, title)
 
 
 def node_dots(name: str, title: str, items: Sequence[Dot], slow_limit: float) -> str:
@@ -149,7 +149,7 @@ def node_dots(name: str, title: str, items: Sequence[Dot], slow_limit: float) ->
             )  # fmt: skip
     ax.set_xticks([])
     ax.set_xlabel(f"{len(ordered)} nodes, the slowest first", fontsize=12, color=COLOUR["muted"], labelpad=8)
-    return embed(fig, name, title)
+    return embed_figure(fig, name, title)
 
 
 def heat_map(
@@ -193,7 +193,7 @@ def heat_map(
         fontsize=11,
         color=COLOUR["muted"],
     )
-    return embed(fig, name, title, tips)
+    return embed_figure(fig, name, title, tips)
 
 
 def strips(name: str, title: str, items: Sequence[Ranges], panels: Sequence[tuple[str, str]]) -> str:
@@ -216,7 +216,7 @@ def strips(name: str, title: str, items: Sequence[Ranges], panels: Sequence[tupl
             _lane(ax, row, [(item.values[metric][row], item.slow) for item in items])
         _panel_title(ax, label + (" (log scale)" if ax.get_xscale() == "log" else ""))
         _row_labels(ax, ["p50", "p90", "p99"])
-    return embed(fig, name, title)
+    return embed_figure(fig, name, title)
 
 
 def heat_class(value: float) -> int:

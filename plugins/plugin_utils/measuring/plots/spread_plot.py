@@ -8,11 +8,11 @@ from typing import Any
 
 from ..summary.gpu_spread import READINGS, GpuReading, lanes
 from .plots import WIDTH, axes, distribution_axis, figure
-from .svg import COLOUR, embed
+from .svg import COLOUR, embed_figure
 
 NAMED = 4
 """GPUs that need attention and are named in a panel; the table has all of them."""
-_WITH_INTERVALS = 4  # most dots in a lane that have room for intervals
+_WITH_INTERVALS = 4  # maximum number of dots in a lane with space for intervals
 
 
 def spread_plot(name: str, title: str, readings: Sequence[GpuReading], width: float = WIDTH) -> str:
@@ -35,7 +35,7 @@ def spread_plot(name: str, title: str, readings: Sequence[GpuReading], width: fl
         _panel(ax, readings, addresses, key)
         ax.set_title(label, loc="left", fontsize=12, color=COLOUR["ink"], pad=9, fontweight="bold")
         ax.set_yticks(range(len(addresses)), addresses, fontsize=12, color=COLOUR["ink"])
-    return embed(fig, name, title)
+    return embed_figure(fig, name, title)
 
 
 def _panel(ax: Any, readings: Sequence[GpuReading], addresses: Sequence[str], key: str) -> None:
@@ -67,7 +67,7 @@ def _lane(ax: Any, at: int, own: Sequence[GpuReading], key: str) -> None:
 
 
 def _names(ax: Any, flagged: Sequence[GpuReading], addresses: Sequence[str]) -> None:
-    """Name the slowest GPU that needs attention in each lane, in as many lanes as there is room for."""
+    """Name the slowest GPU that needs attention in each lane, in as many lanes as there is space for."""
     low, high = ax.get_xlim()
     taken: set[str] = set()
     for reading in sorted(flagged, key=lambda item: item.values["per_gpu"]):
@@ -84,7 +84,7 @@ def _names(ax: Any, flagged: Sequence[GpuReading], addresses: Sequence[str]) -> 
 
 
 def _offset(number: int, count: int) -> float:
-    """Return where in its lane a dot lies: side by side if there are few, else spread evenly."""
+    """Return the position of a dot in its lane: side by side if there are few, else spread evenly."""
     if count <= _WITH_INTERVALS:
         return (number - (count - 1) / 2) * 0.2
     return ((number * 0.618034) % 1 - 0.5) * 0.62

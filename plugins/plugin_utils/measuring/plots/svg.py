@@ -40,7 +40,7 @@ _SVG = "{http://www.w3.org/2000/svg}"
 _XLINK = "{http://www.w3.org/1999/xlink}href"
 
 
-def embed(fig: Any, name: str, title: str, tips: Mapping[str, str] | None = None) -> str:
+def embed_figure(fig: Any, name: str, title: str, tips: Mapping[str, str] | None = None) -> str:
     """Return the figure as an <svg> element: ids unique to `name`, colours as CSS variables, no metadata."""
     stream = io.StringIO()
     fig.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})

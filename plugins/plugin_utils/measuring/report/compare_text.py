@@ -10,7 +10,7 @@ from typing import Any
 
 from ....module_utils.common.errors import Problem
 from ...base.text import plural, wrap
-from ..measurement.cells import Unmatched
+from ..measurement.cells import UnmatchedCell
 from ..measurement.compare import (
     BETTER,
     NOT_CLEAR,
@@ -25,16 +25,16 @@ from ..measurement.configuration import Difference
 from ..measurement.published import Counterpart, counterpart_json
 from ..statistics.designs import BEFORE_AFTER
 from ..summary.tables import MINUS, UNKNOWN, rate
-from .text import aligned
+from .text import align_columns
 
 SCHEMA = 1
 WIDTH = 100
 MEASURED = 4
-"""Cells of a side that are named where nothing was compared."""
+"""Maximum number of cells of a side that are named if nothing was compared."""
 CELL = 30
-"""Characters of a cell's name."""
+"""Maximum length of a cell's name."""
 NEAREST = 5
-"""Published rows of the same work that are shown for a cell; compare.json has all."""
+"""Maximum number of published rows of the same work that are shown for a cell; compare.json has all."""
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 _HEADS = ("cell", "metric", "b", "a", "change", "interval", "verdict")
 
@@ -42,11 +42,11 @@ _HEADS = ("cell", "metric", "b", "a", "change", "interval", "verdict")
 def comparison_text(
     names: tuple[str, str], found: RunComparison, differs: Sequence[Difference], rules: ComparisonRules
 ) -> str:
-    """Return the verdicts of a comparison, a (names[0]) against b, and in what both differ."""
+    """Return the verdicts of a comparison, a (names[0]) against b, and how they differ."""
     lines = [*_paragraph(_headline(names, found)), *_paragraph(method(found, rules))]
     for deployment in dict.fromkeys(cell.key.deployment for cell in found.cells):
         cells = [cell for cell in found.cells if cell.key.deployment == deployment]
-        lines += ["", deployment, *aligned(_HEADS, [_cells(cell) for cell in cells], left=2)]
+        lines += ["", deployment, *align_columns(_HEADS, [_cells(cell) for cell in cells], left=2)]
     lines += _section("Not clear", (_needed(cell) for cell in found.cells if cell.verdict == NOT_CLEAR))
     lines += _section("Notes", (f"{_name(cell)}: {note}" for cell in found.cells for note in cell.notes))
     lines += _section("Not compared", map(_unmatched, found.unmatched))
@@ -89,10 +89,12 @@ def comparison_json(
 def published_text(name: str, found: Sequence[Counterpart]) -> str:
     """Return the published results that are nearest to a run's cells."""
     if not found:
-        return f"{name}: no result was published of the models and kinds of benchmarks that it measured"
+        return (
+            f"{name}: there are no published results of the models and kinds of benchmarks that it measured"
+        )
     same = sum(pair.same for pair in found)
     lines = _paragraph(
-        f"{name} beside published results: {plural(same, 'row')} of the same work, as far as the sources say. No "
+        f"{name} and published results: {plural(same, 'row')} of the same work, as far as the sources say. No "
         "result is of this fleet: ratios (measured/published) are for orientation."
     )
     for deployment, cell in dict.fromkeys((pair.deployment, pair.cell) for pair in found):
@@ -106,7 +108,7 @@ def published_text(name: str, found: Sequence[Counterpart]) -> str:
 
 
 def published_json(name: str, found: Sequence[Counterpart]) -> dict[str, Any]:
-    """Return compare.json of a run beside published results."""
+    """Return compare.json of a run and published results."""
     return {
         "schema": SCHEMA,
         "a": name,
@@ -139,7 +141,9 @@ def worse_text(found: RunComparison) -> str:
         return ""
     names = [_name(cell) for cell in found.worse]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return f"{plural(len(names), 'cell')} worse: {shown}. With -e allow_worse=true the run does not fail for that."
+    return (
+        f"{plural(len(names), 'cell')} worse: {shown}. With -e allow_worse=true that does not fail the run."
+    )
 
 
 def _headline(names: tuple[str, str], found: RunComparison) -> str:
@@ -152,7 +156,7 @@ def _headline(names: tuple[str, str], found: RunComparison) -> str:
 
 
 def verdict_counts(found: RunComparison) -> str:
-    """Return how many cells have which verdict: "1 worse, 3 same"."""
+    """Return how many cells have each verdict: "1 worse, 3 same"."""
     counts = Counter(cell.verdict for cell in found.cells)
     return ", ".join(
         f"{counts[verdict]} {verdict}" for verdict in (WORSE, BETTER, SAME, NOT_CLEAR) if counts[verdict]
@@ -201,7 +205,7 @@ def _name(cell: CellVerdict) -> str:
     return f"{cell.key.deployment} {cell.key.cell}"
 
 
-def _unmatched(item: Unmatched) -> str:
+def _unmatched(item: UnmatchedCell) -> str:
     text = f"{item.key.deployment} {item.key.cell}: only {item.side} measured it"
     return f"{text}; nearest differs in {item.differs}" if item.differs else text
 

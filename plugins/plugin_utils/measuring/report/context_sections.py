@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build what a report shows beside its own figures: the previous run, published results, and accuracy.
+"""Build what a report shows in addition to its own figures: the previous run, published results, and accuracy.
 
 The judgement is made elsewhere (measurement/compare.py, accuracy/judge.py). Plots are functions that return SVG.
 """
@@ -13,7 +13,7 @@ from ...base.text import plural
 from ..measurement.cells import Side
 from ..measurement.compare import WORSE, CellVerdict, ComparisonRules, RunComparison, compare
 from ..measurement.configuration import Difference, differences
-from ..measurement.published import Counterpart, Published, counterparts
+from ..measurement.published import Counterpart, PublishedResult, counterparts
 from ..plots.load_plots import PHONE, change_plot
 from ..summary.loads import Interval
 from ..summary.tables import EN_DASH, TIMES, UNKNOWN, rate
@@ -21,7 +21,7 @@ from .compare_text import method, percent, short_digests, verdict_counts
 
 Row = Mapping[str, Any]
 MOST_DRAWN = 24
-"""More cells than this are in the table only."""
+"""If there are more cells than this, they are only in the table."""
 MOST_PUBLISHED = 6
 MOST_DIFFERENCES = 12
 
@@ -65,8 +65,8 @@ def previous_section(own: Side, previous: Side | None) -> dict[str, Any] | None:
     }
 
 
-def published_section(own: Side, published: Sequence[Published]) -> dict[str, Any] | None:
-    """Return the nearest published results, each beside its nearest cell; None if there is none of the models."""
+def published_section(own: Side, published: Sequence[PublishedResult]) -> dict[str, Any] | None:
+    """Return the nearest published results, each with its nearest cell; None if there are none of the models."""
     found = sorted(counterparts(own, published), key=lambda pair: pair.distance)
     if not found:
         return None
@@ -131,7 +131,7 @@ def _task(name: str, item: Mapping[str, Any]) -> dict[str, str]:
     against, interval = item.get("against"), item.get("interval")
     verdict = item.get("why") or UNKNOWN
     if against:
-        verdict = f"{against['verdict']}: {_points(against['loss_points'])} against the release before"
+        verdict = f"{against['verdict']}: {_points(against['loss_points'])} against the previous release"
     notes = [
         f"{note['state']} the published {note['score']:g}" + ("" if note["decides"] else ", for information")
         for note in item.get("published") or ()
@@ -176,7 +176,7 @@ def _cell(cell: CellVerdict, several: bool) -> dict[str, Any]:
 
 
 def _speed(cell: CellVerdict) -> Interval:
-    """Return the change of speed: that of a latency turned round."""
+    """Return the change of speed: for a latency, the inverse."""
     change, low, high = (value or 0.0 for value in (cell.change, cell.low, cell.high))
     if cell.metric.more_is_better:
         return Interval(change, low, high)
@@ -184,7 +184,7 @@ def _speed(cell: CellVerdict) -> Interval:
 
 
 def _unclear(found: RunComparison) -> list[str]:
-    """Return what would make verdicts clear, and notes about single loads: each once, with the number of loads."""
+    """Return what would make verdicts clear, and notes on single loads: each once, with the number of loads."""
     reasons: dict[str, list[str]] = {}
     for cell in found.cells:
         for text in (*([f"not clear, {cell.needs}"] if cell.needs else []), *cell.notes):

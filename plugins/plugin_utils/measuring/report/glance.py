@@ -11,7 +11,7 @@ from typing import Any
 from ...base.text import plural
 from ..suites.suite import PRECISE
 from ..summary.cell_summary import relative_half_width
-from ..summary.gpu_findings import GpuFinding, headline, unjudged
+from ..summary.gpu_findings import GpuFinding, headline, undecided_differences
 
 Row = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ def glance(
     accuracy: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, str]]:
     """Return the lines {label, text, tone, target}; target: the id of the section that says more, "" for none."""
-    lines = [_line("Measured", measured(rows, summary))]
+    lines = [_line("Measured", measured_text(rows, summary))]
     if rows:
         lines.append(_line("Repeats", precision(rows)))
     found = attention(rows, summary, findings, previous, accuracy)
@@ -45,7 +45,7 @@ def glance(
     return lines
 
 
-def measured(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
+def measured_text(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
     """Return what was measured: suite, loads, instances, nodes with their GPUs."""
     if not rows:
         return "nothing"
@@ -61,7 +61,7 @@ def measured(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
         for gpu in (summary["hosts"].get(host) or {}).get("gpus") or ()
     )
     text += f" with {', '.join(f'{count:,} {kind}' for kind, count in kinds.most_common(2))}" if kinds else ""
-    return text + (", live: beside users" if any(row.get("live") for row in rows) else "")
+    return text + (", live: together with users' requests" if any(row.get("live") for row in rows) else "")
 
 
 def precision(rows: Sequence[Row]) -> str:
@@ -100,15 +100,15 @@ def attention(
     bound = len({(row["deployment"], row["cell"]) for row in rows if row["client_bound"]})
     if bound:
         parts.append(f"{plural(bound, 'load')} limited by the client")
-    if open_ := unjudged(summary["gpu_verdicts"]):
-        parts.append(f"{plural(len(open_), 'difference')} that too few runs neither show nor exclude")
+    if open_ := undecided_differences(summary["gpu_verdicts"]):
+        parts.append(f"{plural(len(open_), 'difference')} that too few runs neither confirm nor exclude")
     return ", ".join(parts)
 
 
 def _healthy(summary: Mapping[str, Any]) -> str:
     verdicts = Counter(item["verdict"] for item in summary["gpu_verdicts"])
     if not verdicts["ok"]:
-        return "no failures; GPUs were not judged, as nothing did the same work"
+        return "no failures; GPUs were not judged, as no other GPU did the same work"
     text = f"nothing: no failures, {plural(verdicts['ok'], 'GPU')} ok"
     return text + (f", {verdicts[None]} not judged" if verdicts[None] else "")
 

@@ -36,7 +36,7 @@ _POINTS = {
 def loads_section(
     identity: str, figures: Sequence[LoadFigures], slos: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """Return the curves and the table of a deployment's loads; None for a single load, which the figures above show."""
+    """Return the curves and the table of a deployment's loads; None for a single load, which other figures show."""
     if len(figures) < 2:
         return None
     found = curves(figures)
@@ -49,7 +49,7 @@ def loads_section(
 
 
 def roofline_text(figures: Sequence[LoadFigures]) -> str:
-    """Return how the shares of the roofline are computed and why some are missing; "" if all are, as without a GPU."""
+    """Return how the shares of the roofline are computed and why some are missing; "" if all are missing."""
     missing = dict.fromkeys(
         str(row["roofline_note"]) for item in figures for row in item.rows if row["roofline_note"]
     )
@@ -62,7 +62,7 @@ def roofline_text(figures: Sequence[LoadFigures]) -> str:
 def gpus_section(
     identity: str, rows: Sequence[Row], hosts: Hosts, verdicts: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """Return the GPUs of one load of a deployment, by PCI address; None where nothing is known that may differ."""
+    """Return the GPUs under one load of a deployment, by PCI address; None if nothing is known that could differ."""
     readings = [reading for reading in gpu_readings(rows, hosts, verdicts) if reading.values]
     if len(readings) < 2 or (len(rows) == 1 and not any(reading.telemetry for reading in readings)):
         return None

@@ -91,7 +91,7 @@ def _speed(row: Row, median: float | None, reasons: Reasons) -> RelativeSpeed:
 
 
 def _reasons(verdicts: Verdicts) -> Reasons:
-    """Return why instances are slow, each reason once, by host and instance; those that are not are missing."""
+    """Return why instances are slow, each reason once, by host and instance; only for those that are slow."""
     found: dict[InstanceKey, dict[str, None]] = {}
     for verdict in verdicts:
         if verdict["speed"] == "slow":

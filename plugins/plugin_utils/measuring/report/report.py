@@ -16,18 +16,18 @@ from ....module_utils.common.errors import natural
 from ...base.text import plural
 from ..measurement.cells import Side
 from ..summary.cell_summary import median
-from ..summary.gpu_findings import GpuFinding, gpu_findings, headline, unjudged
+from ..summary.gpu_findings import GpuFinding, gpu_findings, headline, undecided_differences
 from ..summary.loads import gpu_count, load_figures
-from ..summary.overlap import apart
+from ..summary.overlap import non_overlapping_sums
 from ..summary.slo_searches import is_probe, search_section, totals
-from ..summary.tables import UNKNOWN, count, ms, rate, share, signed, total_of
+from ..summary.tables import UNKNOWN, count, ms, rate, share, signed_percent, total_of
 from ..summary.titles import headline_rows, notes
-from .around import RunContext
-from .beside import accuracy_section, previous_section, published_section
+from .context_sections import accuracy_section, previous_section, published_section
 from .glance import glance
 from .hosts import hosts_view, reproduction
 from .load_sections import gpus_section, loads_section
 from .outliers import NodeSpeed, node_speeds, speeds
+from .run_context import RunContext
 from .sections import Pairs, deployment_section, nodes_section, offline_sections
 
 TEMPLATES = Path(__file__).resolve().parents[4] / "templates"
@@ -83,7 +83,11 @@ def report_view(summary: Mapping[str, Any], around: RunContext | None = None) ->
         "failures": summary["failures"],
         "findings": findings,
         "findings_title": headline(findings),
-        "notes": [*notes(rows), *unjudged(verdicts), *([around.problem] if around.problem else [])],
+        "notes": [
+            *notes(rows),
+            *undecided_differences(verdicts),
+            *([around.problem] if around.problem else []),
+        ],
         "cards": [
             *_search_cards(searches),
             *_cards(best, served, nodes, findings, len(hosts), len(expected), summary["hosts"]),
@@ -167,7 +171,7 @@ def _cards(
     total = f"sum of {plural(len(best), 'instance')}"
     cells = {row["cell"] for row in best}
     total += f", {', '.join(sorted(cells, key=natural)[:2])}" if cells else ""
-    total += ", not measured at the same time" if apart(best) else ""
+    total += ", not measured at the same time" if non_overlapping_sums(best) else ""
     output, gpus = total_of(best, "output_throughput"), gpu_count(best, facts)
     # Failures are those of all loads, as the list of failures has them.
     failed, asked = total_of(served, "failed"), total_of(served, "num_prompts")
@@ -212,11 +216,11 @@ def _card(label: str, value: str, note: str, tone: str = "") -> dict[str, str]:
 
 
 def _slowest(nodes: Sequence[NodeSpeed], findings: Sequence[GpuFinding]) -> dict[str, str]:
-    """Return the card of the slowest node: of two against the other, else against the median."""
+    """Return the card of the slowest node: against the other one of two, else against the median."""
     slowest, *_between, fastest = sorted(nodes, key=lambda node: node.value or 0.0)
     # The colour says what the findings say: a node is slowest in every fleet, and slow in few.
     tone = "warn" if any(finding.host == slowest.host for finding in findings) else ""
     if len(nodes) == 2:
         value = (slowest.value or 0.0) / (fastest.value or 1.0)
-        return _card("Slower node", signed(value), f"{slowest.host}, against {fastest.host}", tone)
-    return _card("Slowest node", signed(slowest.value), f"{slowest.host}, against the median", tone)
+        return _card("Slower node", signed_percent(value), f"{slowest.host}, against {fastest.host}", tone)
+    return _card("Slowest node", signed_percent(slowest.value), f"{slowest.host}, against the median", tone)

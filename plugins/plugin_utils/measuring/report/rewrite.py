@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the report of a stored run again, when something that it shows has been measured after it."""
+"""Write the report of a stored run again, when something that it shows has been measured since."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from ....module_utils.common.files import write_atomic
 from ..results.index import ResultsIndex
 from ..results.runs_on_disk import SUMMARY, read_run
-from .around import read_run_context
 from .report import render_report
+from .run_context import read_run_context
 
 REPORT = "report.html"
 

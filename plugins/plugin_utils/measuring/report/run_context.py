@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report shows beside its own run: the run before it, published results, and the accuracy of the same image."""
+"""What a report shows in addition to its own run: the previous run, published results, accuracy of the same image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ....module_utils.common.errors import FleetError
 from ...knowledge.catalog.load import load_baselines
 from ..measurement.cells import Side, by_cell
-from ..measurement.published import Published, read_published
+from ..measurement.published import PublishedResult, read_published
 from ..results.accuracy_runs import read_accuracy_runs
 from ..results.index import ResultsIndex
 from ..results.runs_on_disk import read_run
@@ -23,7 +23,7 @@ CANDIDATES = 20
 
 @dataclass(frozen=True)
 class RunContext:
-    """What is known besides the summary.
+    """What is known in addition to the summary.
 
     Attributes:
         runs: the rows of the run's single runs (runs.jsonl)
@@ -31,13 +31,13 @@ class RunContext:
         problem: why earlier runs could not be read; "" if they could
         published: the rows of the catalogue's baselines
         accuracy: the contents of accuracy.json of each accuracy run
-        plan: whether plan.json is beside the page
+        plan: whether plan.json is next to the page
     """
 
     runs: Sequence[Row] = ()
     previous: Side | None = None
     problem: str = ""
-    published: Sequence[Published] = ()
+    published: Sequence[PublishedResult] = ()
     accuracy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     plan: bool = False
 
@@ -45,7 +45,7 @@ class RunContext:
 def read_run_context(
     results_dir: Path, summary: Mapping[str, Any], runs: Sequence[Row], plan: bool
 ) -> RunContext:
-    """Read what lies beside a run, whether it is written yet or not.
+    """Read the context of a run, whether the run is written yet or not.
 
     What cannot be read is left out, as a report must appear.
     """
@@ -60,7 +60,7 @@ def read_run_context(
 
 
 def _previous(results_dir: Path, own: Side) -> Side | None:
-    """Return the last earlier run with a cell of this one. A run of other loads in between is passed over."""
+    """Return the last earlier run with a cell of this one. Runs of other loads in between are skipped."""
     started = min((str(row["started"]) for row in own.rows if row["started"]), default="")
     if not started or not results_dir.is_dir():
         return None

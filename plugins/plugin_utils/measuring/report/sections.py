@@ -15,7 +15,7 @@ from ....module_utils.common.errors import natural
 from ...base.text import plural
 from ..plots import plots
 from ..summary.cell_summary import relative_half_width
-from ..summary.tables import rate, signed, table
+from ..summary.tables import rate, signed_percent, table
 from ..summary.titles import by_cell, title
 from .outliers import LIMIT, NodeSpeed, RelativeSpeed
 
@@ -31,7 +31,7 @@ Pairs = Sequence[tuple[Row, RelativeSpeed]]
 
 
 def nodes_section(nodes: Sequence[NodeSpeed]) -> dict[str, Any] | None:
-    """Compare the nodes with each other; omitted if the instances' own plots already show the nodes."""
+    """Compare the nodes with each other; left out if the instances' own plots already show the nodes."""
     compared = [node for node in nodes if node.value is not None]
     if len(nodes) < 2 or all(node.instances == 1 for node in nodes):
         return None
@@ -66,7 +66,7 @@ def _nodes_plot(nodes: Sequence[NodeSpeed]) -> dict[str, Any]:
         plots.Bar(
             node.host,
             node.output_throughput,
-            f"{rate(node.output_throughput)} tok/s  {signed(node.value)}",
+            f"{rate(node.output_throughput)} tok/s  {signed_percent(node.value)}",
             bool(node.slow),
         )
         for node in nodes
@@ -82,7 +82,7 @@ def deployment_section(name: str, number: int, pairs: Pairs, best: Collection[st
     """Return the plots and tables of a deployment's instances, for each of its cells.
 
     `number` distinguishes the ids of its plots from those of other deployments. Of many instances under several loads,
-    only the cells of `best` are shown, as the page would be of no use otherwise.
+    only the cells of `best` are shown, to keep the page readable.
     """
     own = [(row, speed) for row, speed in pairs if row["deployment"] == name and row["kind"] == "serve"]
     rows = [row for row, _unused in own]
@@ -168,7 +168,7 @@ def _throughput_plot(name: str, number: str, own: Pairs, hosts: Sequence[str]) -
         for row, speed in own:
             position = per_host[row["host"]] = per_host.get(row["host"], -1) + 1
             tip = f"{row['host']}, {row['instance']}: {rate(row['output_throughput'])} tok/s"
-            tip += f", {signed(speed.value)}"
+            tip += f", {signed_percent(speed.value)}"
             cells.append(plots.Cell(row["host"], f"instance {position}", speed.value, tip))
         lanes = [f"instance {position}" for position in range(max(per_host.values()) + 1)]
         return {
@@ -194,7 +194,8 @@ def _throughput_plot(name: str, number: str, own: Pairs, hosts: Sequence[str]) -
         plots.Bar(
             label_of(row),
             row["output_throughput"],
-            f"{rate(row['output_throughput'])} tok/s" + (f"  {signed(speed.value)}" if speed.slow else ""),
+            f"{rate(row['output_throughput'])} tok/s"
+            + (f"  {signed_percent(speed.value)}" if speed.slow else ""),
             bool(speed.slow),
             row["interval"] if row["metric"] == "output_throughput" else None,
         )
@@ -310,7 +311,7 @@ def offline_sections(pairs: Pairs) -> list[dict[str, Any]]:
         (
             "throughput",
             "Offline throughput",
-            "All prompts given to the engine at once, without a server.",
+            "All prompts are given to the engine at once, without a server.",
             [
                 ("Total tok/s", "rate", "total_token_throughput"),
                 ("Output tok/s", "rate", "output_throughput"),

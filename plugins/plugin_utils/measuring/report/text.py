@@ -9,9 +9,9 @@ from typing import Any
 
 from ...base.text import plural
 from ..summary.cell_summary import relative_half_width
-from ..summary.gpu_findings import gpu_findings, unjudged
+from ..summary.gpu_findings import gpu_findings, undecided_differences
 from ..summary.slo_searches import HEADS, is_probe, reason, text_cells, totals
-from ..summary.tables import count, ms, rate, signed, spread, total_of
+from ..summary.tables import count, ms, rate, signed_percent, spread, total_of
 from ..summary.titles import by_cell, headline_rows, notes, title
 from .outliers import RelativeSpeed, speeds
 
@@ -40,10 +40,10 @@ def text_summary(summary: Mapping[str, Any]) -> str:
     lines = [_headline(summary["run"], [row for row, _unused in served], rows, searches), *_served(served)]
     lines += _searched(searches)
     if offline:
-        lines += aligned(_OFFLINE, [_offline_cells(row) for row in offline[:LINES]], left=4)
+        lines += align_columns(_OFFLINE, [_offline_cells(row) for row in offline[:LINES]], left=4)
         if len(offline) > LINES:
             lines.append(f"{len(offline) - LINES} more in benchmarks.csv")
-    lines += [f"NOTE    {text}" for text in (*notes(rows), *unjudged(verdicts))]
+    lines += [f"NOTE    {text}" for text in (*notes(rows), *undecided_differences(verdicts))]
     for finding in gpu_findings(verdicts):
         lines.append(f"{finding.verdict.upper():<8}{finding.place}: {finding.text}")
         lines.append(f"        {finding.next_step}")
@@ -75,7 +75,7 @@ def _searched(searches: Sequence[Row]) -> list[str]:
     """Return the throughput at each SLO, and where and why each search ended."""
     if not searches:
         return []
-    lines = aligned(HEADS, [text_cells(item) for item in searches[:LINES]], left=4)
+    lines = align_columns(HEADS, [text_cells(item) for item in searches[:LINES]], left=4)
     if len(searches) > LINES:
         lines.append(f"{len(searches) - LINES} more in slo.csv")
     return [*lines, *(f"ENDED   {reason(item)}" for item in searches[:LINES])]
@@ -98,12 +98,12 @@ def _served(served: Pairs) -> list[str]:
     lines = []
     for name, is_rate in (("At a concurrency", False), ("At a request rate", True)):
         shown = [_cell_cells(rows) for rows in cells if (rows[0]["load"]["kind"] == "rate") is is_rate]
-        lines += [f"{name}:", *aligned(_CELLS, shown, left=1)] if shown else []
+        lines += [f"{name}:", *align_columns(_CELLS, shown, left=1)] if shown else []
     return [*lines, "tok/s are sums over the instances, the others medians; all of them in benchmarks.csv"]
 
 
 def _instances(served: Pairs) -> list[str]:
-    lines = aligned(_SERVE, [_serve_cells(row, speed) for row, speed in _shown(served)], left=2)
+    lines = align_columns(_SERVE, [_serve_cells(row, speed) for row, speed in _shown(served)], left=2)
     if len(served) > LINES:
         lines.append(f"the {LINES} slowest of {len(served)}; all of them in benchmarks.csv")
     return lines
@@ -123,7 +123,7 @@ def _serve_cells(row: Row, speed: RelativeSpeed) -> list[str]:
         spread(relative_half_width(row)),
         spread(row["cv"], sign=""),
         str(row["runs"]),
-        signed(speed.value) + (" slow" if speed.slow else ""),
+        signed_percent(speed.value) + (" slow" if speed.slow else ""),
         ms(row["p50_ttft_ms"]),
         ms(row["p99_ttft_ms"]),
         ms(row["p50_tpot_ms"]),
@@ -160,7 +160,7 @@ def _offline_cells(row: Row) -> list[str]:
     return [row["host"], row["instance"], row["kind"], row["cell"], str(row["runs"]), precision, result]
 
 
-def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def align_columns(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """Align columns of equal width; the first `left` ones to the left, the others to the right."""
     widths = [max(len(line[at]) for line in (heads, *rows)) for at in range(len(heads))]
     return [

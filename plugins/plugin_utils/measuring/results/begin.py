@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out, while a benchmark is planned, which run it performs: a new one, or an unfinished one of the results."""
+"""Decide, while a benchmark is planned, which run it performs: a new one, or an unfinished one of the results."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _arguments(kinds: Iterable[str], given: Mapping[str, Mapping[str, Any]]) -> 
     """Return the variables of each host with their defaults, and the content's hash in place of a data set's path."""
     alone = _argument_names(kinds)
     defaults = {name: public_variables()[name].default for name in (SUITE_ARGS, *alone)}
-    read: dict[str, Any] = {}  # by their text: a data set may be large, and is that of all hosts
+    read: dict[str, Any] = {}  # by their text: a data set may be large, and all hosts use the same one
 
     def value(name: str, own: Any) -> Any:
         if not isinstance(own, Mapping):
@@ -105,5 +105,5 @@ def _arguments(kinds: Iterable[str], given: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _blocks(repeat: Any) -> int:
-    """Return a host's number of runs; a wrong one is for the role."""
+    """Return a host's number of runs; the role reports a wrong one."""
     return int(repeat) if str(repeat).isdecimal() else 1

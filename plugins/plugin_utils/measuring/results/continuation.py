@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide whether a benchmark goes on with a run that was killed, and say so. Pure."""
+"""Decide whether a benchmark continues a run that was killed, and say so. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ...planning.observed.node_state import KeptRuns
 from ..suites.request import PlannedCells
 
 YOUNG = timedelta(hours=24)
-"""Age up to which a run goes on without its name: later, the fleet is hardly the one that it measured."""
+"""Age up to which a run is continued without being named: later, the fleet has probably changed."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _SHOWN = 80
-"""Characters of two values up to which both are shown."""
+"""Maximum length at which two values are both shown."""
 
 
 @dataclass(frozen=True)
 class RunConfiguration:
-    """What a run measures. Both are by the name of what they say, and a name that only one run has is no difference.
+    """What a run measures. Both are by name, and a name that only one of two runs has does not count as a difference.
 
     request: values that are shown. fingerprints: hashes of arguments, of the suite, and of each instance ("host/name").
     """
@@ -34,7 +34,7 @@ class RunConfiguration:
     fingerprints: Mapping[str, str]
 
     def differences(self, earlier: RunConfiguration) -> list[str]:
-        """Return in what it differs from an earlier run, as text; nothing if that one can go on."""
+        """Return how it differs from an earlier run, as text; nothing if that run can be continued."""
         found = []
         for name, now in self.request.items():
             then = earlier.request.get(name, now)
@@ -89,7 +89,7 @@ class UnfinishedRun:
 
 @dataclass(frozen=True)
 class RunChoice:
-    """The run that a benchmark performs. continues: whether it was begun before. notes: runs that stay unfinished."""
+    """The run that a benchmark performs. continues: whether it was begun earlier. notes: runs that stay unfinished."""
 
     run: UnfinishedRun
     continues: bool = False
@@ -99,10 +99,10 @@ class RunChoice:
 def choose_run(
     asked: str, new: str, wanted: RunConfiguration, unfinished: Sequence[UnfinishedRun], now: datetime
 ) -> RunChoice:
-    """Return the unfinished run that goes on, or a new one.
+    """Return the unfinished run to continue, or a new one.
 
-    asked: the operator's name for the run, "" for none: then the newest goes on that measures the same and is younger
-    than YOUNG. new: the name of a new one. Raise FleetError where `asked` is an unfinished run of something else.
+    asked: the operator's name for the run, "" for none: then the newest run is continued that measures the same and is
+    younger than YOUNG. new: the name of a new one. Raise FleetError if `asked` is an unfinished run of something else.
     """
     begun = UnfinishedRun(asked or new, now.strftime(_TIME), wanted)
     differing = {run.name: wanted.differences(run.configuration) for run in unfinished}
@@ -110,10 +110,10 @@ def choose_run(
         found = next((run for run in unfinished if run.name == asked), None)
         if found and differing[asked]:
             what = (
-                f"{found.text}, is not finished, and measures something else: {'; '.join(differing[asked])}."
+                f"{found.text}, is not finished, but measures something else: {'; '.join(differing[asked])}."
             )
             raise FleetError(
-                [Problem(("benchmark_run",), what, "Choose another name, or repeat its command.")]
+                [Problem(("benchmark_run",), what, "Choose another name, or repeat the command of that run.")]
             )
         return RunChoice(_going_on(found, wanted), continues=True) if found else RunChoice(begun)
     same = [run for run in unfinished if not differing[run.name] and now - run.since < YOUNG]
@@ -123,7 +123,7 @@ def choose_run(
 
 
 def _going_on(run: UnfinishedRun, wanted: RunConfiguration) -> UnfinishedRun:
-    """Return a run that goes on, with what is measured now besides, such as an instance that did not run before."""
+    """Return a run to continue, with what is measured in addition, such as an instance that did not run before."""
     prints = {**run.configuration.fingerprints, **wanted.fingerprints}
     return replace(run, configuration=replace(wanted, fingerprints=prints))
 
@@ -162,7 +162,7 @@ def _fingerprint(value: object) -> str:
 
 
 def count_measured(name: str, planned: Iterable[PlannedCells], kept: Mapping[str, Iterable[KeptRuns]]) -> int:
-    """Return how many of the planned cells have all their blocks, by what the hosts keep of a run."""
+    """Return how many of the planned cells are complete, by what the hosts keep of a run."""
     runs = {
         (host, item.target): item.runs for host, items in kept.items() for item in items if item.name == name
     }

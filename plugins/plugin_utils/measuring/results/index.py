@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ....module_utils.common.errors import FleetError, Problem
-from ..measurement.rows import cell_name, load_of, shape_of, succeeded
+from ..measurement.rows import cell_name, has_success, load_of, shape_of
 from .runs_on_disk import ROWS, SUMMARY, read_run, run_names
 
 FILE = "index.sqlite"
@@ -58,7 +58,7 @@ class ResultsIndex:
                 return self._update()
         except (sqlite3.DatabaseError, OSError) as error:
             what = f"{self.path}: the index of the results cannot be written: {error}."
-            fix = "Make the directory writable, and delete the file; it is made from the runs again."
+            fix = "Make the directory writable, and delete the file; it is made again from the runs."
             raise FleetError([Problem((), what, fix)]) from None
 
     def deployments(self) -> list[str]:
@@ -133,7 +133,7 @@ class ResultsIndex:
         database.execute("INSERT INTO runs VALUES (?, ?, ?)", (name, stamp, run.started))
         for row in run.rows:
             names = name, row["deployment"], row["host"]
-            database.execute(_INSERT, (*names, *_natural_key(row), int(succeeded(row)), json.dumps(row)))
+            database.execute(_INSERT, (*names, *_natural_key(row), int(has_success(row)), json.dumps(row)))
 
 
 def _natural_key(row: Mapping[str, Any]) -> tuple[str, str, str]:

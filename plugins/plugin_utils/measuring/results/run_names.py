@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of runs: they are directories of the results, and of the nodes while a run is not reported."""
+"""Names of runs: they name directories of the results, and of the nodes until a run is reported."""
 
 from __future__ import annotations
 

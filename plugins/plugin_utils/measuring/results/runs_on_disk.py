@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the results of runs from the results directory: runs.jsonl, or summary.json of runs that lack it.
+"""Read the results of runs from the results directory: runs.jsonl, or summary.json where a run has no runs.jsonl.
 
-These files are the truth; they are written once, or appended to, and never changed.
+These files are authoritative; they are written once, or appended to, and never changed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ROWS, SUMMARY = "runs.jsonl", "summary.json"
 
 @dataclass(frozen=True)
 class StoredRun:
-    """One run: its rows, one for each run of a cell on an instance, and what summary.json knows of hosts.
+    """One run: its rows, one for each run of a cell on an instance, and what summary.json says of hosts.
 
-    started: of its first row, ISO 8601; "" if unknown. notes: what was skipped in reading.
+    started: of its first row, ISO 8601; "" if unknown. notes: what was skipped when reading.
     """
 
     name: str
@@ -34,7 +34,7 @@ class StoredRun:
 
 
 def run_names(results_dir: Path) -> list[str]:
-    """Return the names of the runs that are there."""
+    """Return the names of the existing runs."""
     if not results_dir.is_dir():
         return []
     names = [
@@ -123,7 +123,7 @@ def _checked(row: Any) -> Mapping[str, Any]:
         raise ValueError("is not a JSON object")
     missing: Sequence[str] = [key for key in ("host", "instance", "deployment", "kind") if key not in row]
     if missing:
-        raise ValueError(f"lacks {', '.join(missing)}")
+        raise ValueError(f"does not have {', '.join(missing)}")
     return row
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep what a killed benchmark goes on with in results/.NAME.unfinished/, until its results are written.
+"""Keep what a killed benchmark needs to continue in results/.NAME.unfinished/, until its results are written.
 
 run.json says what the run measures. HOST.jsonl has the probes of searches; finished runs of cells are on the nodes.
 """
@@ -44,12 +44,12 @@ def keep_unfinished(results_dir: Path, run: UnfinishedRun) -> None:
 
 
 def remove_unfinished(results_dir: Path, name: str) -> None:
-    """Remove what was kept of a run: its results are written."""
+    """Remove what was kept of a run once its results are written."""
     shutil.rmtree(_directory(results_dir, name), ignore_errors=True)
 
 
 class ProbeJournal:
-    """The probes of a host in a run. Without a name there is no run to go on with: nothing is kept then.
+    """The probes of a host in a run. Without a name there is no run to continue, and nothing is kept.
 
     A line for each probe; one that was cut off is skipped.
     """
@@ -69,7 +69,7 @@ class ProbeJournal:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "a", encoding="utf-8", opener=_private) as stream:
-            # The line's own beginning is kept from the rest of one that was cut off.
+            # A newline first, so that this line does not follow the rest of one that was cut off.
             stream.write("\n" + json.dumps({"work": work, "entry": entry}, default=str) + "\n")
 
 

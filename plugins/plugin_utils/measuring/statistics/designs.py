@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""See from the times of two sides' runs how they were interleaved, which decides what their difference proves. Pure.
+"""Find how the runs of two sides were interleaved, from their times: that decides what their difference proves. Pure.
 
 Speed drifts between sessions by more than it varies within one. If b was measured once, and a later, that drift is part
-of what is seen. It is not if a and b took turns on an instance, or if half of the instances had a first. In turns of a
-single order (b a b a) a trend, as of rising heat, favours the same side in every pair. So either each side was first in
-half of the pairs, or a session is compared with those of the other side before and after it.
+of the difference. It is not if a and b alternated on an instance, or if half of the instances had a first. When they
+alternate in one order (b a b a), a trend, as from rising heat, favours the same side in every pair. So either each side
+was first in half of the pairs, or a session is compared with those of the other side before and after it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def effect(values: Sequence[TimedValue], drift: float = DRIFT, level: float = LE
     a_first = [difference for difference, first in single if first == "a"]
     b_first = [difference for difference, first in single if first == "b"]
     if a_first and b_first and abs(len(a_first) - len(b_first)) <= 1:
-        # What time adds to a where it came second it adds to b where that did: it is the same in both samples.
+        # Time adds the same to a where it came second as to b where b did: it is the same in both samples.
         twice = stratified_shift([([-difference for difference in a_first], b_first)], level)
         half = Estimate(twice.estimate / 2, twice.low / 2, twice.high / 2)
         return Effect(CROSSED, half, _deviation([*a_first, *b_first]), 0.0, len(single), len(both))
@@ -94,7 +94,7 @@ def units_needed(design: str, level: float) -> int:
 
 
 def _before_after(units: Sequence[Sequence[TimedValue]], drift: float, level: float) -> Effect:
-    """Compare the runs of each instance with its own. Drift is taken for common to all: more instances do not help."""
+    """Compare each instance only with itself. Drift is assumed to be common to all, so more instances do not help."""
     strata = [
         ([item.log for item in own if item.side == "b"], [item.log for item in own if item.side == "a"])
         for own in units
@@ -159,7 +159,7 @@ def _balanced(pairs: Sequence[tuple[float, str]]) -> list[float]:
 def _against_neighbours(sessions: Sequence[tuple[str, float]]) -> list[float]:
     """Return a minus b from three sessions each (b a b, or a b a), the middle one against the mean of its neighbours.
 
-    A trend is in both alike. No session is in two of them, so that they are independent.
+    A trend affects both equally. No session is used twice, so the differences are independent.
     """
     turns = _turns(sessions)
     found = []

@@ -17,14 +17,12 @@ def needs_of(found: Effect, tolerance: float, level: float) -> str:
     distance = min(abs(found.estimate.estimate - math.log1p(end)) for end in (-tolerance, tolerance))
     least = units_needed(found.design, level)
     if found.drift >= distance:
-        return (
-            "drift hides it: needs a and b in turns on one instance, each of them first in half of the turns"
-        )
+        return "drift hides it: needs a and b alternating on one instance, each of them first in half of the turns"
     if found.spread is None:
         return _amount(found, least)
     half = math.sqrt(distance**2 - found.drift**2)
     z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
-    # Of the two-sample form, both sides vary, and all instances count.
+    # In the two-sample form both sides vary, and all instances count.
     of_both = 2 / found.units if found.design == BEFORE_AFTER else 1
     needed = math.ceil(min(of_both * (z * found.spread / half) ** 2, 1e6)) if half else MANY + 1
     return _amount(found, max(needed, least, found.count + 1))

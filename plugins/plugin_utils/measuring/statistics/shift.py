@@ -17,7 +17,7 @@ from functools import cache
 LEVEL = 0.95
 """Probability that an interval contains the true shift."""
 MIN_RUNS = 4
-"""Minimum of runs on each side: with three, no order of the runs is rare enough for an interval of this level."""
+"""Minimum number of runs on each side: with three, no order of runs is rare enough for an interval of this level."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def shift(old: Sequence[float], new: Sequence[float], level: float = LEVEL) -> E
 def stratified_shift(
     strata: Sequence[tuple[Sequence[float], Sequence[float]]], level: float = LEVEL
 ) -> Estimate:
-    """Return the common shift from old to new of several pairs of samples, each of which is compared with itself only.
+    """Return the common shift from old to new of several pairs of samples, each of which is only compared with itself.
 
-    What differs between the strata, such as nodes, does not enter. Raise ValueError if a sample is empty.
+    Differences between the strata, such as nodes, do not matter. Raise ValueError if a sample is empty.
     """
     if not strata or not all(old and new for old, new in strata):
         raise ValueError("a shift needs runs on both sides")

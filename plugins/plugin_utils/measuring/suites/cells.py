@@ -49,7 +49,7 @@ class SuiteCell:
 
 @dataclass(frozen=True)
 class CellSearch:
-    """A shape whose load is searched, once for each SLO of `first`, its cell at the first load. at: renders others."""
+    """A shape whose load is searched for, once for each SLO. first: its cell at the first load; at: renders others."""
 
     name: str
     rules: SearchRules

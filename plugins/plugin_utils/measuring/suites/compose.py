@@ -13,7 +13,15 @@ from ...knowledge.catalog.load import Knowledge
 from ...knowledge.vllm.flag_values import Value
 from .cells import CellSearch, SuiteCell, SuiteCells
 from .datasets import SUITE
-from .engine import EngineVariant, InstanceEngine, described, reachable, read_engine, runs, wanted_engine
+from .engine import (
+    EngineVariant,
+    InstanceEngine,
+    can_run_offline,
+    read_engine,
+    runs_variant,
+    variant_text,
+    wanted_engine,
+)
 from .expand import OmittedCell, expand, shape_name
 from .overrides import parse_overrides
 from .parse import read_suite
@@ -21,14 +29,14 @@ from .render import Renderer
 from .suite import Group, Suite
 
 MANY = 5
-"""Reasons that one message has room for."""
+"""Maximum number of reasons in a message."""
 
 
 @dataclass(frozen=True)
 class SuiteCommands:
     """A suite for several instances. cells: SuiteCells.to_json() by instance; offline: they must be stopped.
 
-    searches: of a suite that searches for loads, what is searched by instance; `cells` is empty then.
+    searches: of a suite that searches for loads, the searches by instance; then `cells` is empty.
     """
 
     suite: str
@@ -69,7 +77,7 @@ def suite_commands(
 
 
 def wrong_suites(knowledge: Knowledge, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
-    """Yield what is wrong with the suite that hosts are to be measured with: the plan then fails, not the run.
+    """Yield what is wrong with the suite of hosts, so that the plan fails, not the run.
 
     A template is not evaluated here; the run checks it.
     """
@@ -95,8 +103,8 @@ def suite_cells(
     """Return the cells in which an instance (as in the plan) is measured.
 
     `overrides` are the operator's: blocks, most, half_width, warmups, seed, kinds, percentiles, and arguments of the
-    client that the suite leaves open. Raise FleetError for wrong ones, for a percentile that the operator asked for and
-    that a cell has too few requests for, for a data set without its file, and if no cell is left.
+    client that the suite leaves open. Raise FleetError for wrong ones, for a requested percentile for which a cell has
+    too few requests, for a data set without its file, and if no cell is left.
     """
     given = parse_overrides(knowledge, suite, overrides or {})
     try:
@@ -180,7 +188,7 @@ def _search(
         other = replace(group, search=replace(rules, start=load), shapes=shapes)
         (planned,) = expand(other, engine, renderer.knowledge.bench_book["datasets"], prefix)
         made = None if isinstance(planned, OmittedCell) else renderer.render(planned)
-        if not isinstance(made, SuiteCell):  # what the first one's release can express, it can of all
+        if not isinstance(made, SuiteCell):  # a release that can express the first load can express all
             raise AssertionError(f"{name} cannot be measured at {load:g}")
         return made
 
@@ -190,9 +198,9 @@ def _search(
 def _variants(
     knowledge: Knowledge, suite: Suite, engine: InstanceEngine
 ) -> Iterator[tuple[str, EngineVariant | OmittedCell | None]]:
-    """Yield the variants that can be measured, each with the prefix of its cells, and why others cannot.
+    """Yield the variants that can be measured, each with the prefix of its cells, and why others cannot be.
 
-    A running engine is measured as the variant that it runs. An offline benchmark starts an engine of its own, which
+    A running engine is measured as the variant that it runs. An offline benchmark starts its own engine, which
     can have the flags of any variant.
     """
     if not suite.variants:
@@ -201,20 +209,20 @@ def _variants(
         wanted = wanted_engine(knowledge, variant, engine.table)
         if wanted.why_not:
             yield "", OmittedCell(variant.name, wanted.why_not)
-        elif runs(engine, wanted):
+        elif runs_variant(engine, wanted):
             yield f"{variant.name}-", EngineVariant({}, {})
-        elif suite.offline and reachable(engine, wanted):
+        elif suite.offline and can_run_offline(engine, wanted):
             yield f"{variant.name}-", wanted
         else:
-            yield "", OmittedCell(variant.name, f"The engine does not run with {described(variant)}.")
+            yield "", OmittedCell(variant.name, f"The engine does not run with {variant_text(variant)}.")
 
 
 def _beside_users(suite: Suite, instance: str) -> Problem:
-    what = (
-        "searches for a load that is too high, and this measurement is beside users, through a load balancer."
-    )
+    what = "searches for a load that is too high, but this measurement shares a load balancer with users."
     return Problem(
-        (f"suite {suite.name}", instance), what, "Leave live=true out, so that instances are out of service."
+        (f"suite {suite.name}", instance),
+        what,
+        "Leave out live=true, so that instances are taken out of service.",
     )
 
 
@@ -225,10 +233,10 @@ def _nothing(suite: Suite, instance: str, omitted: Iterable[OmittedCell]) -> Pro
     names = {variant.name for variant in suite.variants}
     if names and {item.name for item in omitted} <= names:
         fix = (
-            "The suite compares engines, and restarts none. Set one variant in the deployment, roll it out with "
-            "upgrade.yml, run the suite, and do the same with the next one."
+            "The suite compares engines, but restarts none. Set one variant in the deployment, roll it out with "
+            "upgrade.yml, run the suite, and do the same with the next variant."
         )
     else:
         fix = "Choose another suite, or write one of your own and give its path."
-    what = " ".join(["nothing of it can be measured.", *reasons[:MANY]]) + more
+    what = " ".join(["nothing in it can be measured.", *reasons[:MANY]]) + more
     return Problem((f"suite {suite.name}", instance), what, fix)

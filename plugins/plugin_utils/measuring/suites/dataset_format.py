@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that a text has the form that vLLM's client reads of a data set. Pure.
+"""Check that a text has the form in which vLLM's client reads a data set. Pure.
 
 The client itself ends with a KeyError, or leaves out what it does not understand.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def wrong_format(dataset: str, name: str, text: str) -> str:
-    """Return what is wrong with a file that is not in the form of its data set, and where; "" if it is.
+    """Return what is wrong with a file that does not have the form of its data set, and where; "" if nothing is.
 
     `dataset` is one of FORMATS, and `name` the file's.
     """
@@ -22,7 +22,7 @@ def wrong_format(dataset: str, name: str, text: str) -> str:
 def _sharegpt(_name: str, text: str) -> Iterator[str]:
     """Yield what is wrong with a list of {"conversations": [{"value": a prompt}, {"value": its answer}, …]}.
 
-    The client leaves out conversations of fewer turns.
+    The client leaves out conversations with fewer turns.
     """
     try:
         entries = json.loads(text)
@@ -40,7 +40,7 @@ def _sharegpt(_name: str, text: str) -> Iterator[str]:
             return
         for turn, item in enumerate(turns[:2] if len(turns) > 1 else (), 1):
             if not isinstance(item, Mapping) or not isinstance(item.get("value"), str):
-                yield f'entry {number}, turn {turn}: it has no "value", a text'
+                yield f'entry {number}, turn {turn}: it has no text "value"'
         usable += len(turns) > 1
     if not usable:
         yield f"none of its {len(entries)} entries has a conversation of two turns, a prompt and its answer"
@@ -62,7 +62,7 @@ def _spec_bench(_name: str, text: str) -> Iterator[str]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the value of each line of JSON; of one that is none, the error as its value."""
+    """Yield the number and the value of each line of JSON; for an invalid line, the error as its value."""
     found = False
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():

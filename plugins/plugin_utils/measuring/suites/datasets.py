@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the files of data sets. They are on the control node; the clients of nodes get copies of them.
 
-What a plan finds wrong is said before an instance is drained.
+What a plan finds wrong is reported before an instance is drained.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def dataset_path(arguments: Mapping[str, Value]) -> str:
 
 
 def with_dataset(arguments: Mapping[str, Value], where: str) -> tuple[dict[str, Value], DatasetFile | None]:
-    """Return a client's arguments with the path that holds in its container, and the file; None if they name none.
+    """Return a client's arguments with the path in its container, and the file; None if they name none.
 
     `where` names the arguments. Raise FleetError for a file that is not there.
     """
@@ -81,9 +81,9 @@ def with_dataset(arguments: Mapping[str, Value], where: str) -> tuple[dict[str, 
 def wrong_datasets(
     knowledge: Knowledge, operation: str, variables: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the data sets that an operation reads, and with what is given beside its suite.
+    """Yield what is wrong with the data sets that an operation reads, and with the overrides of its suite.
 
-    variables: the evaluated ones of OF_OPERATIONS, by host. A wrong suite is for wrong_suites.
+    variables: the evaluated ones of OF_OPERATIONS, by host. wrong_suites reports a wrong suite.
     """
     alike: dict[str, list[str]] = {}
     for host, given in variables.items():
@@ -97,14 +97,14 @@ def wrong_datasets(
                 yield Problem(problem.path, problem.what, problem.fix, tuple(hosts))
 
 
-def missing(knowledge: Knowledge, dataset: str) -> tuple[str, str]:
-    """Return that a data set's file was not named, and how to bring it."""
+def missing_file_problem(knowledge: Knowledge, dataset: str) -> tuple[str, str]:
+    """Return that a data set's file was not named, and how to provide it."""
     source = knowledge.bench_book["datasets"].get(dataset, {}).get("file", "")
-    return f"the data set {dataset} is a file, and none is given.", _fix(source)
+    return f"the data set {dataset} is a file, but none is given.", _fix(source)
 
 
 def _wanted(knowledge: Knowledge, operation: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (variable, data set, path) of a host; path "" where a file is needed and none is named.
+    """Yield (variable, data set, path) of a host; path "" if a file is needed but none is named.
 
     Raise FleetError for what a suite does not leave open.
     """
@@ -138,10 +138,10 @@ def _dataset_name(arguments: Mapping[str, Any]) -> str:
 
 
 def _check(knowledge: Knowledge, variable: str, dataset: str, path: str) -> None:
-    """Raise FleetError if a file is not there, or not in the form of its data set."""
+    """Raise FleetError if a file does not exist, or does not have the form of its data set."""
     where = (variable, "dataset_path")
     if not path:
-        raise FleetError([Problem(where, *missing(knowledge, dataset))])
+        raise FleetError([Problem(where, *missing_file_problem(knowledge, dataset))])
     source = knowledge.bench_book["datasets"].get(dataset, {}).get("file", "")
     file = _found(path, where, source)
     if dataset not in FORMATS:
@@ -151,7 +151,7 @@ def _check(knowledge: Knowledge, variable: str, dataset: str, path: str) -> None
     except UnicodeDecodeError as error:
         wrong = f"not UTF-8 at byte {error.start}"
     if wrong:
-        what = f"{file.path} is not in the form of the data set {dataset}: {wrong}."
+        what = f"{file.path} does not have the form of the data set {dataset}: {wrong}."
         raise FleetError([Problem(where, what, "docs/suites.md#data-sets shows the form.")])
 
 
@@ -167,6 +167,6 @@ def _found(path: str, where: tuple[str, ...], source: str) -> DatasetFile:
 
 
 def _fix(source: str) -> str:
-    """Return how to bring a data set whose file is at `source`."""
-    get = f"Get it on this machine ({source}), and give" if source else "Give"
+    """Return how to provide a data set whose file is at `source`."""
+    get = f"Download it to this machine ({source}), and give" if source else "Give"
     return f"{get} its path here as dataset_path; the run copies it to the nodes."

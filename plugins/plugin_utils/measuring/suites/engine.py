@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine of an instance runs with, and whether that is a suite's variant. Pure."""
+"""What the engine of an instance runs with, and whether that is a variant of a suite. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_engine(knowledge: Knowledge, instance: Mapping[str, Any]) -> InstanceEn
 
 
 def _flags(table: FlagTable, argv: Sequence[str]) -> dict[str, Value]:
-    """Return the flags of a command line in the values that they are parsed to."""
+    """Return the flags of a command line with their parsed values."""
     found: dict[str, Value] = {}
     words = list(argv)
     for index, word in enumerate(words):
@@ -79,7 +79,7 @@ def _parsed(flag: Flag, text: str | None) -> Value:
 
 @dataclass(frozen=True)
 class EngineVariant:
-    """A variant in the words of one release: flags by name and variables; or why the release cannot have it."""
+    """A variant in terms of one release: flags by name and variables; or why the release cannot have it."""
 
     args: Mapping[str, Value]
     env: Mapping[str, str]
@@ -87,7 +87,7 @@ class EngineVariant:
 
 
 def wanted_engine(knowledge: Knowledge, variant: Variant, table: FlagTable) -> EngineVariant:
-    """Return what a variant is for the release of a table."""
+    """Return a variant in terms of the release of a table."""
     book = knowledge.book(table.release.requested)
     args: dict[str, Value] = {}
     env = dict(variant.env)
@@ -107,8 +107,8 @@ def wanted_engine(knowledge: Knowledge, variant: Variant, table: FlagTable) -> E
     return EngineVariant(args, env)
 
 
-def runs(engine: InstanceEngine, wanted: EngineVariant) -> bool:
-    """Return whether an engine already runs as a variant wants it."""
+def runs_variant(engine: InstanceEngine, wanted: EngineVariant) -> bool:
+    """Return whether an engine already runs a variant."""
     flags = all(_agrees(engine, name, value) for name, value in wanted.args.items())
     return flags and all(engine.env.get(name) == value for name, value in wanted.env.items())
 
@@ -124,16 +124,16 @@ def _agrees(engine: InstanceEngine, name: str, value: Value) -> bool:
     return bool(have == _parsed(engine.table.flags[name], token(value)))
 
 
-def reachable(engine: InstanceEngine, wanted: EngineVariant) -> bool:
-    """Return whether an offline benchmark can run as a variant wants it, with flags beside the instance's own.
+def can_run_offline(engine: InstanceEngine, wanted: EngineVariant) -> bool:
+    """Return whether an offline benchmark can run a variant, with flags in addition to the instance's own.
 
-    It cannot take a flag away, choose a value, or change a variable.
+    It cannot remove a flag, choose a value, or change a variable.
     """
     fixed = {name: value for name, value in wanted.args.items() if name not in _settable(engine, wanted)}
-    return runs(engine, EngineVariant(fixed, wanted.env))
+    return runs_variant(engine, EngineVariant(fixed, wanted.env))
 
 
-def beside(engine: InstanceEngine, wanted: EngineVariant) -> dict[str, Value]:
+def offline_flags(engine: InstanceEngine, wanted: EngineVariant) -> dict[str, Value]:
     """Return a variant's flags for an offline benchmark: of a map, the instance's other keys are kept."""
     found = _settable(engine, wanted)
     for name, value in found.items():
@@ -151,7 +151,7 @@ def _settable(engine: InstanceEngine, wanted: EngineVariant) -> dict[str, Value]
     return {name: value for name, value in wanted.args.items() if definite(name, value)}
 
 
-def described(variant: Variant) -> str:
+def variant_text(variant: Variant) -> str:
     """Return a variant as an operator writes it in a deployment."""
     parts = {"settings": variant.settings, "engine_args": variant.engine_args, "env": variant.env}
     return "; ".join(f"{key}: {json.dumps(dict(value))}" for key, value in parts.items() if value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...knowledge.vllm.flag_values import Value
 from ..measurement.requests import LoadPoint
-from .engine import EngineVariant, InstanceEngine, beside
+from .engine import EngineVariant, InstanceEngine, offline_flags
 from .suite import LOAD_ARGUMENTS, SERVE, Group, Shape
 
 _MARKS = {"concurrency": "c", "rate": "r", "batch": "b"}
@@ -17,7 +17,7 @@ _MARKS = {"concurrency": "c", "rate": "r", "batch": "b"}
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell before it is rendered. args: the client's; basis: those without which it would be another cell."""
+    """A cell before it is rendered. args: the client's; basis: those that define the cell."""
 
     name: str
     group: Group
@@ -63,7 +63,7 @@ def expand(
                 continue
             prompts = group.number_of_prompts(load, engine.max_num_seqs)
             basis = _basis(group, shape, load, prompts, datasets)
-            variant = beside(engine, wanted) if wanted and group.kind != SERVE else {}
+            variant = offline_flags(engine, wanted) if wanted and group.kind != SERVE else {}
             given = {flag.lstrip("-").replace("-", "_"): value for flag, value in variant.items()}
             yield PlannedCell(
                 prefix + _name(group, shape, load),

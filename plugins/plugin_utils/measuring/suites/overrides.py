@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator decides beside a suite: how often, which kinds and percentiles, and arguments of the client."""
+"""What an operator may override in a suite: how often, which kinds and percentiles, and arguments of the client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Overrides:
 
 
 def parse_overrides(knowledge: Knowledge, suite: Suite, given: Mapping[str, Value]) -> Overrides:
-    """Return what was given beside a suite. Raise FleetError with every mistake."""
+    """Return the operator's overrides of a suite. Raise FleetError with every mistake."""
     check = Checker()
     kinds = tuple(dict.fromkeys(group.kind for group in suite.groups))
     asked = check.texts(given["kinds"], (WHERE, "kinds")) if given.get("kinds") else kinds
@@ -64,7 +64,7 @@ def _repeats(check: Checker, suite: Repeats, given: Mapping[str, Value]) -> Repe
     if isinstance(width, bool) or not isinstance(width, (int, float)) or not 0 < width < 1:
         check.wrong((WHERE, "half_width"), f"{width!r} is not a share of the median.", "0.02 is ±2 %.")
         width = suite.half_width
-    # Who asks for one block does not want ten.
+    # An operator who asks for one block does not want ten.
     most = most if "most" in given or "blocks" not in given else blocks
     return Repeats(warmups, blocks, max(blocks, most), width)
 
@@ -98,8 +98,8 @@ def _args(
         *(name for kind in KINDS for name in book["settings"] if kind in book["settings"][name]["kinds"]),
     }
     for name in sorted(nowhere):
-        check.wrong((WHERE, name), "is no argument of vLLM's benchmarks.", suggest(name, every))
+        check.wrong((WHERE, name), "is not an argument of vLLM's benchmarks.", suggest(name, every))
     for name in sorted(CELL_ARGUMENTS & {name.lstrip("-").replace("-", "_") for name in args}):
         fix = "Leave it out, or write a suite of your own and give its path."
-        check.wrong((WHERE, name), "is decided by the suite.", fix)
+        check.wrong((WHERE, name), "is determined by the suite.", fix)
     return found

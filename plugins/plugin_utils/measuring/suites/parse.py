@@ -40,12 +40,12 @@ LIMITS = ("ttft_ms", "tpot_ms", "e2el_ms")
 SEARCHED = ("rate", "concurrency")
 SEARCH_KEYS = (*SEARCHED, "share", "probes", "tolerance", "least", "most")
 COUNT = 10_000_000
-"""More tokens, requests or seconds than any cell has."""
+"""Upper limit for tokens, requests and seconds of a cell."""
 CELL_ARGUMENTS = frozenset(
     {*LOAD_ARGUMENTS.values(), "num_prompts", "dataset_name", "percentiles", "metric_percentiles", "seed"}
     | {"input_len", "output_len", "random_input_len", "random_output_len", "goodput", "save_detailed"}
 )
-"""Arguments of the client that a cell's own keys decide."""
+"""Arguments of the client that a cell's own keys determine."""
 
 
 def read_suite(knowledge: Knowledge, name: str) -> Suite:
@@ -63,7 +63,7 @@ def parse_suite(knowledge: Knowledge, name: str, document: Any) -> Suite:
 
 
 class _Parser:
-    """The mistakes of one suite are collected."""
+    """Collects the mistakes of one suite."""
 
     def __init__(self, knowledge: Knowledge, where: Path) -> None:
         self.knowledge, self.where, self.check = knowledge, where, Checker()
@@ -92,7 +92,7 @@ class _Parser:
             what = "both searches for loads and measures given ones."
             check.wrong((*where, "groups"), what, "Write two suites.")
         if found.searches and not found.slos:
-            what = "is missing: it says what the searched load has to keep."
+            what = "is missing: it says which limits the load must keep."
             check.wrong((*where, "slos"), what, "Write [{name: chat, ttft_ms: 500, tpot_ms: 40}].")
         return found
 
@@ -150,7 +150,7 @@ class _Parser:
             return ""
         known, name = self.knowledge.bench_book["datasets"], keys.get("dataset", "random")
         if name not in known:
-            self.check.wrong((*path, "dataset"), f"{name!r} is no data set.", suggest(name, known))
+            self.check.wrong((*path, "dataset"), f"{name!r} is not a data set.", suggest(name, known))
         return str(name)
 
     def shape(self, value: Any, path: Path) -> Shape:
@@ -165,7 +165,7 @@ class _Parser:
         if len(keys) != 1:
             what = f"needs exactly one of {', '.join(known)}."
             self.check.wrong(
-                path, what, "Runs at a rate and at a concurrency do not compare: write two groups."
+                path, what, "Runs at a rate and at a concurrency cannot be compared: write two groups."
             )
             return ()
         name, values = next(iter(keys.items()))
@@ -182,7 +182,7 @@ class _Parser:
         return tuple(LoadPoint(name, number) for number in numbers if number is not None)
 
     def search(self, value: Any, path: Path) -> SearchRules:
-        """Return how a load is searched: from the first one on, between least and most."""
+        """Return how to search for a load: from the first one on, between least and most."""
         check, keys = self.check, self.check.mapping(value, path, SEARCH_KEYS)
         kinds = [name for name in SEARCHED if name in keys]
         if len(kinds) != 1:
@@ -198,7 +198,7 @@ class _Parser:
         }
         for name, item in shares.items():
             if item is not None and item >= 1:
-                check.wrong((*path, name), f"{item:g} is no share.", "0.99 is 99 %.")
+                check.wrong((*path, name), f"{item:g} is not a share.", "0.99 is 99 %.")
         start = loads.pop(kinds[0]) or 1.0
         given = {
             name: item
@@ -237,7 +237,7 @@ class _Parser:
         wrong = [*unknown_arguments(table, bench, book, kind, given), *reserved_findings(book, kind, given)]
         self.check.problems += [Problem((*path, item.subject), f"{item.what}.", item.fix) for item in wrong]
         for name in sorted(CELL_ARGUMENTS & {name.lstrip("-").replace("-", "_") for name in given}):
-            self.check.wrong((*path, name), "is decided by the suite's own keys.", "Leave it out.")
+            self.check.wrong((*path, name), "is determined by the suite's own keys.", "Leave it out.")
         return given
 
     def slo(self, value: Any, path: Path) -> Slo:
@@ -262,7 +262,7 @@ class _Parser:
         }
         for name in engine:
             if name.replace("-", "_") not in ever:
-                what = "is no flag of vLLM in any release of the catalogue."
+                what = "is not a flag of vLLM in any release of the catalogue."
                 self.check.wrong((*path, "engine_args", name), what, suggest(name, ever))
         env = self.check.mapping(keys.get("env", {}), (*path, "env"))
         name = self.check.text(

@@ -13,15 +13,15 @@ from ...knowledge.vllm.findings import BAD_CHOICE, GONE, NOT_YET, Finding
 from ...knowledge.vllm.flag_values import Value
 from ...planning.instances.benchmark import compose_command
 from ...planning.instances.cells import main_metric
-from ..statistics.percentiles import shortfall, supported
+from ..statistics.percentiles import shortfall, supported_percentiles
 from .cells import SuiteCell
-from .datasets import DATASET_PATHS, dataset_path, missing
+from .datasets import DATASET_PATHS, dataset_path, missing_file_problem
 from .expand import OmittedCell, PlannedCell
 from .overrides import Overrides
 from .suite import SERVE, Suite
 
 OTHER_RELEASE = (NOT_YET, GONE, BAD_CHOICE)
-"""The client of another release can express it."""
+"""The client of another release can express the argument."""
 MEDIAN = 50
 
 
@@ -37,8 +37,8 @@ class Renderer:
     def render(self, planned: PlannedCell) -> SuiteCell | OmittedCell:
         """Return the cell, or why the release cannot measure it.
 
-        Raise FleetError for a wrong argument, a data set without its file, and too few requests for a percentile that
-        the operator asked for.
+        Raise FleetError for a wrong argument, a data set without its file, and too few requests for a requested
+        percentile.
         """
         percentiles, warning = self._percentiles(planned)
         arguments = self._arguments(planned, percentiles)
@@ -77,7 +77,9 @@ class Renderer:
         if short and explicit is not None:
             fix = "Leave them out, or write a suite of your own with more requests and give its path."
             raise FleetError([Problem((planned.name, "percentiles"), f"{short}.", fix)])
-        return supported(asked, requests), f"{planned.name}: {short}; they are null." if short else ""
+        return supported_percentiles(
+            asked, requests
+        ), f"{planned.name}: {short}; they are null." if short else ""
 
     def _arguments(self, planned: PlannedCell, percentiles: Iterable[float]) -> dict[str, Value]:
         kind = planned.group.kind
@@ -94,10 +96,10 @@ class Renderer:
 
     def _check_file(self, planned: PlannedCell, arguments: Mapping[str, Value]) -> None:
         if self._reads_file(planned) and not dataset_path(arguments):
-            what, fix = missing(self.knowledge, planned.group.dataset)
+            what, fix = missing_file_problem(self.knowledge, planned.group.dataset)
             raise FleetError([Problem((f"suite {self.suite.name}", "dataset_path"), what, fix)])
 
 
 def _lost(found: Finding, basis: frozenset[str]) -> bool:
-    """Return whether the release's client lacks something of a cell; a lost basis would make it another cell."""
+    """Return whether the release's client cannot express a cell; a lost basis would make it another cell."""
     return found.certain and found.status in OTHER_RELEASE and (found.is_error or found.subject in basis)

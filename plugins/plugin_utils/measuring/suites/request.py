@@ -24,7 +24,7 @@ def requested_kinds(
 ) -> tuple[str, ...]:
     """Return the kinds of benchmarks of a run: those that it asks for, else those of its hosts' suites.
 
-    variables: SUITE of each host, evaluated. new: the run measures what it has just started, and what therefore serves.
+    variables: SUITE of each host, evaluated. new: the run measures what it has just started, and what must not stop.
     Raise FleetError for an unknown suite, hosts with different kinds, and new instances that would have to stop.
     """
     if asked:
@@ -43,7 +43,7 @@ def requested_kinds(
 
 @dataclass(frozen=True)
 class PlannedCells:
-    """How many cells of a kind a run measures of an instance. blocks: runs that each of them has at least."""
+    """How many cells of a kind a run measures on an instance. blocks: minimum number of runs of each."""
 
     host: str
     instance: str
@@ -63,11 +63,10 @@ def check_cells(
     kinds: Sequence[str],
     instances: Iterable[tuple[str, Mapping[str, Any]]],
 ) -> tuple[list[str], list[PlannedCells]]:
-    """Return what the suites of hosts leave out of each instance, and other warnings, equal ones of several hosts once;
-    and what they measure.
+    """Return what the suites of hosts leave out for each instance, other warnings, and what the suites measure.
 
-    variables: SUITE and SUITE_ARGS of each host, evaluated. instances: with their hosts. Raise FleetError with
-    everything that would make the measurement fail.
+    Equal warnings of several hosts are one. variables: SUITE and SUITE_ARGS of each host, evaluated. instances: with
+    their hosts. Raise FleetError with everything that would make the measurement fail.
     """
     read: dict[str, Suite] = {}
     problems: list[Problem] = []
@@ -115,11 +114,11 @@ def _kinds(suite: Suite) -> tuple[str, ...]:
 def _stops(name: str, kinds: Sequence[str], hosts: Sequence[str]) -> Problem:
     """Return that a suite cannot measure what has just been started."""
     what = (
-        f"{name} has offline benchmarks ({', '.join(kinds)}), for which instances stop, and this run measures "
+        f"{name} has offline benchmarks ({', '.join(kinds)}), which stop instances, but this run measures "
         "instances that it has just started."
     )
     fix = (
-        "Add -e benchmark_suite=quick, or --skip-tags benchmark to measure nothing. Afterwards, benchmark.yml "
+        "Add -e benchmark_suite=quick, or --skip-tags benchmark to measure nothing. After this run, benchmark.yml "
         f"-e benchmark_suite={name} takes instances out of service and measures them."
     )
     return Problem((SUITE,), what, fix, tuple(hosts))
@@ -131,6 +130,6 @@ def _different(hosts: Mapping[str, Sequence[str]], kinds: Mapping[str, Sequence[
         f"{name or 'no suite'} ({', '.join(kinds[name])}) on {', '.join(some)}"
         for name, some in hosts.items()
     ]
-    what = f"a run has the same kinds of benchmarks on all hosts, and there are: {'; '.join(each)}."
-    fix = "Choose one for all of them with -e benchmark_suite=NAME, or the hosts of one with --limit."
+    what = f"a run must have the same kinds of benchmarks on all hosts, but they have {'; '.join(each)}."
+    fix = "Choose one suite for all of them with -e benchmark_suite=NAME, or the hosts of one suite with --limit."
     return Problem((SUITE,), what, fix, tuple(host for some in hosts.values() for host in some))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The searches of a suite on one instance: which probe comes next, and what was found. Pure; vllm_bench measures."""
+"""The searches of a suite on one instance: which probe is next, and what was found. Pure; vllm_bench measures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....module_utils.benchmarks.bench_results import ResultError, number
 from ....module_utils.common.hashing import canonical, text_hash
 from ..measurement.client_bound import client_bound, send_lag_ms
 from ..measurement.goodput import LatencyLimits
-from ..measurement.requests import read_requests, unpack_lists, without_gaps
+from ..measurement.requests import drop_gaps, read_requests, unpack_lists
 from ..measurement.slo_search import Probe, SearchResult, next_probe, read_probe
 from .cells import CellSearch, SuiteCell, SuiteCells
 from .suite import Slo
@@ -23,7 +23,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class MeasuredProbe:
-    """A probe of one search: its cell, what it says of each SLO, and the throughputs of METRICS."""
+    """A probe of one search: its cell, what it shows for each SLO, and the throughputs of METRICS."""
 
     cell: str
     of: Mapping[str, Probe]
@@ -31,7 +31,7 @@ class MeasuredProbe:
 
 
 class InstanceSearch:
-    """The searches of an instance, one after another, and what was measured so far.
+    """The searches of an instance, one after another, and what has been measured so far.
 
     A probe counts for all SLOs of its search, which are searched in their order.
     """
@@ -44,7 +44,7 @@ class InstanceSearch:
 
     @property
     def work(self) -> str:
-        """Return what is equal for two calls that search the same on the same instance."""
+        """Return a key that is equal for two calls with the same searches on the same instance."""
         rules = [(search.name, str(search.rules), search.first.to_json()) for search in self.cells.searches]
         served = [self.target.get(key) for key in ("spec_hash", "image", "client", "argv", "env")]
         return text_hash(canonical([str(self.target["name"]), rules, served]))
@@ -80,12 +80,12 @@ class InstanceSearch:
             return
         self._probes[search.name].append(probe)
         # All probes of all hosts are in memory until they are reported, and the gaps are nearly all of their size.
-        runs = [{**run, "detail": without_gaps(run.get("detail"))} for run in entry["runs"]]
-        # That requests fail at a load that is too high is what was found, and no failure of the measurement.
+        runs = [{**run, "detail": drop_gaps(run.get("detail"))} for run in entry["runs"]]
+        # Requests that fail at a load that is too high are a result, not a failure of the measurement.
         self.entries.append({**entry, "runs": runs, "error": None, "probe": len(self._probes[search.name])})
 
     def restore(self, entries: Iterable[Entry]) -> int:
-        """Take the probes of an interrupted call as far as they are those of this one. Return how many."""
+        """Take over the probes of an interrupted call, as far as they match this one. Return how many."""
         for entry in entries:
             found = self._next()
             if found is None or found[1].name != entry.get("cell"):
@@ -94,7 +94,7 @@ class InstanceSearch:
         return len(self.entries)
 
     def results(self) -> list[dict[str, Any]]:
-        """Return what was found for each SLO of each search; after a failure, what is known."""
+        """Return the result for each SLO of each search; after a failure, what is known."""
         return [
             self._result(search, slo, place)
             for search in self.cells.searches
@@ -121,7 +121,7 @@ class InstanceSearch:
     def _state(self, search: CellSearch, slo: Slo, place: int) -> float | SearchResult:
         history = [probe.of[slo.name] for probe in self._probes[search.name]]
         rules = search.rules
-        # Together: one that needed fewer leaves them to the next.
+        # Shared: a search that needs fewer leaves the rest to the next.
         return next_probe(history, replace(rules, probes=rules.probes * (place + 1)))
 
     def _result(self, search: CellSearch, slo: Slo, place: int) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class InstanceSearch:
             "probes": len(probes),
             **throughputs,
             "output_throughput_per_gpu": _interval("output_throughput", found, probes, gpus),
-            "why": found.why if found else f"the search ended before: {self.failure or 'it was interrupted'}",
+            "why": found.why if found else f"the search ended early: {self.failure or 'it was interrupted'}",
         }
 
 
@@ -166,7 +166,7 @@ def _interval(
     value, low, high = (at(load) for load in ((found.load, found.low, found.high) if found else (None,) * 3))
     if value is None:
         return {"value": None, "low": None, "high": None}
-    # Beyond its limit an engine may do less than at it.
+    # Beyond its limit, an engine may do less than at its limit.
     return {
         "value": value,
         "low": None if low is None else min(low, value),
@@ -186,7 +186,9 @@ def _read(search: CellSearch, cell: SuiteCell, entry: Mapping[str, Any]) -> Meas
     except (TypeError, ValueError) as error:
         raise ResultError(f"its lists of requests cannot be read ({error})") from None
     if requests is None:
-        raise ResultError("its single requests are not known; fewer of them may be (num_prompts)")
+        raise ResultError(
+            "its single requests are not recorded; with fewer requests they may be (num_prompts)"
+        )
     bound = client_bound(number(run.get("client_cpu_share")), send_lag_ms(requests, cell.load))
     probes = {
         slo.name: read_probe(
@@ -196,5 +198,7 @@ def _read(search: CellSearch, cell: SuiteCell, entry: Mapping[str, Any]) -> Meas
     }
     undecided = [name for name, probe in probes.items() if not probe.decided and not probe.failed]
     if undecided:
-        raise ResultError(f"none of its answers shows whether it keeps {undecided[0]}: they are of one token")
+        raise ResultError(
+            f"none of its answers shows whether it keeps {undecided[0]}: they have only one token"
+        )
     return MeasuredProbe(cell.name, probes, {key: number(metrics.get(key)) for key in METRICS})

@@ -15,19 +15,19 @@ from ..statistics.percentiles import requests_needed
 
 SERVE = "serve"
 PRECISE = 0.02
-"""Half the width of the interval of a median, as a share of it, at which repeats end unless a suite has its own."""
+"""Half the width of the interval of a median, as a share of it, at which repeats end; a suite may set its own."""
 LOADS: Mapping[str, tuple[str, ...]] = {
     "serve": ("concurrency", "rate", "all"),
     "latency": ("batch",),
     "throughput": ("all",),
 }
-"""What the load of each kind of benchmark may be; `all`: every request at once."""
+"""Possible loads of each kind of benchmark; `all`: every request at once."""
 LOAD_ARGUMENTS: Mapping[str, str] = {
     "concurrency": "max_concurrency",
     "rate": "request_rate",
     "batch": "batch_size",
 }
-"""The client's argument for each load. Without one, the client sends all requests at once."""
+"""The client's argument for each load. Without an argument, the client sends all requests at once."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Variant:
 class Repeats:
     """Discarded runs, then blocks: at least `blocks`, at most `most`.
 
-    half_width: of the 95 % interval of a cell's median, as a share of the median. Wider ones get further blocks.
+    half_width: of the 95 % interval of a cell's median, as a share of the median. Wider ones get more blocks.
     """
 
     warmups: int
@@ -143,12 +143,12 @@ class Suite:
 
     @property
     def searches(self) -> bool:
-        """Return whether it searches for loads, in place of measuring given ones."""
+        """Return whether it searches for loads instead of measuring given ones."""
         return any(group.search for group in self.groups)
 
     @property
     def offline(self) -> bool:
-        """Return whether the client loads the model itself, so that the instances have to be stopped."""
+        """Return whether the client loads the model itself, so that the instances must be stopped."""
         return all(group.kind != SERVE for group in self.groups)
 
     def slos_of(self, model: str) -> tuple[Slo, ...]:

@@ -35,9 +35,9 @@ def cell_summaries(rows: Iterable[Row]) -> list[Row]:
     """Return one row for each (host, instance, kind, cell), in that order, with medians over its runs.
 
     runs: their number. cv: coefficient of variation of output_throughput. interval: 95 % interval of the median of the
-    cell's `metric`. Medians and intervals are those of counted_runs. What a median would hide is that of the worst run:
-    failed requests, throttling, memory errors, invalid energy. `started` is that of the first run. overlap: in which
-    share of its time the other instances of its deployment were measured too; None of a single one.
+    cell's `metric`. Medians and intervals are those of counted_runs. What a median would hide is taken from the worst
+    run: failed requests, throttling, memory errors, invalid energy. `started` is that of the first run. overlap: the
+    share of its run time in which its deployment's other instances were measured too; None for a single instance.
     """
     performed = list(rows)
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
@@ -51,9 +51,9 @@ def cell_summaries(rows: Iterable[Row]) -> list[Row]:
 
 
 def counted_runs(performed: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the runs of a cell on an instance that its figures are made of.
+    """Return the runs of a cell on an instance that its figures are made from.
 
-    Runs with failed requests, as of an engine that died, count only where there are no others.
+    Runs with failed requests, as of an engine that died, only count if there are no others.
     """
     return [row for row in performed if not row.get("failed")] or performed
 

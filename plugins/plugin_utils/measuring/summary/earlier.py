@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs' own past: the medians of earlier runs, of what the newest summaries in the results directory hold."""
+"""The GPUs' own past: the medians of earlier runs, from the newest summaries in the results directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_earlier(results_dir: Path) -> Earlier:
         try:
             summaries.append(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
-            continue  # a history that is incomplete is used as far as it goes
+            continue  # an incomplete history is used as far as it goes
     return earlier_medians(summary for summary in summaries if isinstance(summary, Mapping))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the files of one run below the results directory, so that readers never see incomplete ones."""
+"""Write the files of one run below the results directory, so that readers never see incomplete files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from ....module_utils.benchmarks.bench_metrics import METRICS
 from ...base.node_answers import file_name
 from ..results.run_names import ResultsError
-from .summary import Measured
+from .summary import MeasuredRuns
 
 Row = Mapping[str, Any]
 
@@ -51,11 +51,11 @@ _HOST = (
 )
 
 
-def run_files(measured: Measured) -> dict[str, str | bytes]:
-    """Return the files of single runs: runs.jsonl, and for each its JSON, whole and compressed where it has lists.
+def run_files(measured: MeasuredRuns) -> dict[str, str | bytes]:
+    """Return the files of single runs: runs.jsonl, and the JSON of each, also complete and compressed if it has lists.
 
-    raw/<host>__<instance>__<kind>__<cell>__<block>.json is what vLLM wrote without per-request lists; beside it,
-    .json.gz is the same with these lists.
+    raw/<host>__<instance>__<kind>__<cell>__<block>.json is what vLLM wrote without per-request lists; .json.gz next to
+    it is the same with these lists.
     """
     files: dict[str, str | bytes] = {
         "runs.jsonl": "".join(
@@ -121,7 +121,7 @@ def write_run(results_dir: Path, run: str, files: Mapping[str, str | bytes], new
     latest = results_dir / "latest"
     if latest.exists() and not latest.is_symlink():
         raise ResultsError(
-            f"{latest} is not a symbolic link of ours. Move it away, or choose another results_dir."
+            f"{latest} is not a symbolic link of this toolkit. Move it elsewhere, or choose another results_dir."
         )
     final, draft = results_dir / run, results_dir / f".{run}.{os.getpid()}.tmp"
     try:

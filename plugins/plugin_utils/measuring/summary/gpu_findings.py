@@ -43,15 +43,15 @@ def gpu_findings(verdicts: Sequence[Verdict]) -> list[GpuFinding]:
     for verdict in verdicts:
         if verdict["verdict"] in ATTENTION:
             key = (ATTENTION.index(verdict["verdict"]), verdict["host"], tuple(verdict["reasons"]))
-            # A whole node, and the GPUs of one instance, have one finding; so has each GPU by itself.
+            # A whole node has one finding, and so have the GPUs of one instance, and each GPU by itself.
             alone = verdict["gpu"] if verdict["scope"] not in ("node", "pair", "instance") else None
             groups.setdefault((*key, alone), []).append(verdict)
     ordered = sorted(groups.items(), key=lambda item: item[0][0])
     return [_finding(own) for _unused, own in ordered]
 
 
-def unjudged(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return differences that too few runs neither show nor exclude, each once with its host."""
+def undecided_differences(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return differences that too few runs neither confirm nor exclude, each once with its host."""
     found = {
         f"{verdict['host']}: {reason}": None
         for verdict in verdicts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....module_utils.common.errors import natural
-from ..outliers.evidence import physical
+from ..outliers.evidence import physical_indices
 from .gpu_findings import ATTENTION
 from .tables import table
 
@@ -52,7 +52,7 @@ def gpu_readings(
     judged = {(item["host"], item["gpu"]): item for item in verdicts}
     owners: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        for index in physical(row["gpus"], hosts.get(row["host"], {}).get("gpus") or []):
+        for index in physical_indices(row["gpus"], hosts.get(row["host"], {}).get("gpus") or []):
             owners.setdefault((row["host"], index), []).append(row)
     found = []
     for (host, index), own in sorted(owners.items(), key=lambda item: (natural(item[0][0]), item[0][1])):
@@ -123,7 +123,7 @@ def _reading(
     outputs = [row["output_throughput"] for row in own]
     interval = None
     # Instances on partitions of a GPU add up; an instance of several GPUs is spread over them evenly.
-    shares = [len(physical(row["gpus"], hosts.get(host, {}).get("gpus") or [])) for row in own]
+    shares = [len(physical_indices(row["gpus"], hosts.get(host, {}).get("gpus") or [])) for row in own]
     if all(output is not None for output in outputs):
         values["per_gpu"] = sum(output / share for output, share in zip(outputs, shares))
         if len(own) == 1 and own[0]["interval"] and own[0]["metric"] == "output_throughput":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report of benchmarks takes of hosts' variables: results, the plan, and the secrets to mask."""
+"""What a report of benchmarks takes from hosts' variables: results, the plan, and the secrets to mask."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def inventory_secrets(hosts: Iterable[Mapping[str, Any]]) -> set[str]:
             try:
                 found.add(Path(str(own["hf_model_token_file"])).expanduser().read_text("utf-8"))
             except OSError:
-                continue  # then nobody could use it either
+                continue  # if so, nobody could use it either
     return {secret.strip() for secret in found if len(secret.strip()) >= MIN_LENGTH}

@@ -15,7 +15,7 @@ from typing import Any
 
 from ....module_utils.benchmarks.intervals import median_interval
 from ..measurement.commands import options
-from ..outliers.evidence import physical
+from ..outliers.evidence import physical_indices
 from .cell_summary import counted_runs, median
 from .tables import total_of
 from .titles import by_cell
@@ -29,7 +29,7 @@ _PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-paral
 
 @dataclass(frozen=True)
 class Interval:
-    """A number, and the ends of its 95 % interval: None where a run of each is not known three times."""
+    """A number, and the ends of its 95 % interval: None if any instance has fewer than three known runs."""
 
     value: float
     low: float | None = None
@@ -53,7 +53,7 @@ class LoadFigures:
         per_gpu: output tokens/s of each GPU; None if not known
         per_user: interactivity, median over the instances
         power_w: of one GPU; None unless it is valid for all instances
-        joules: for each output token, likewise
+        joules: for each output token; None unless it is valid for all instances
         hbm, flop: shares of the roofline, medians over the instances
     """
 
@@ -111,13 +111,13 @@ def curves(figures: Sequence[LoadFigures]) -> list[Curve]:
 
 
 def gpu_count(rows: Sequence[Row], hosts: Hosts) -> int:
-    """Return on how many GPUs instances run: partitions of one GPU count once, GPUs of further nodes as well."""
+    """Return on how many GPUs instances run: partitions of one GPU count once, and GPUs of other nodes count too."""
     places: set[tuple[str, int]] = set()
     elsewhere = 0
     for row in rows:
-        own = physical(row["gpus"], hosts.get(row["host"], {}).get("gpus") or [])
+        own = physical_indices(row["gpus"], hosts.get(row["host"], {}).get("gpus") or [])
         places |= {(row["host"], index) for index in own}
-        # An engine of several nodes is measured at its first one, whose command line says how large it is.
+        # An engine across several nodes is measured at its first one, whose command line says how large it is.
         named = options(row.get("serve_command"))
         ranks = math.prod(int(value) for name in _PARALLEL if (value := named.get(name, "1")).isdigit())
         elsewhere += max(0, ranks - len(row["gpus"])) if row["gpus"] else 0
@@ -143,7 +143,7 @@ def _figures(rows: Sequence[Row], runs: Sequence[Sequence[Row]], hosts: Hosts) -
 def _per_gpu(rows: Sequence[Row], runs: Sequence[Sequence[Row]], gpus: int) -> Interval:
     value = (total_of(rows, "output_throughput") or 0.0) / gpus
     halves = [_half(row, own, "output_throughput") for row, own in zip(rows, runs)]
-    # Errors of instances are independent of each other, so that of their sum is smaller than the sum of errors.
+    # Errors of instances are independent, so the error of their sum is smaller than the sum of their errors.
     known = [half for half in halves if half is not None]
     return _around(value, math.hypot(*known) / gpus if len(known) == len(halves) else None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe a measured node: what must be equal on another one for comparable numbers, and the versions in use."""
+"""Describe a measured node: what must be the same on another node for comparable figures, and the versions in use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GPU_MODES = ("compute_partition", "memory_partition")
 
 @dataclass(frozen=True)
 class SoftwareSources:
-    """Where the software of images is known from, besides the nodes: the lock file and catalog/images.yml."""
+    """Sources for the software of images in addition to the nodes: the lock file and catalog/images.yml."""
 
     lock: Lock = field(default_factory=Lock)
     images: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def _driver(state: Mapping[str, Any]) -> str | None:
 
 
 def host_facts(state: Mapping[str, Any], gpu_models: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts of a node_state that must be equal on another node for comparable numbers."""
+    """Return the facts of a node_state that must be the same on another node for comparable figures."""
 
     def get(*path: str) -> Any:
         value: Any = state

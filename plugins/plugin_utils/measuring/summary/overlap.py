@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find sums over instances that were not measured at the same time, from the starts and ends of their runs. Pure.
 
-Nothing holds the clients of several instances together: jobs start together, and each goes on when it is done.
+The clients of several instances are not synchronized: jobs start together, and each continues when it is done.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ CellOfInstance = tuple[str, str, str, str]
 """Host, instance, kind and cell."""
 
 TOGETHER = 0.9
-"""Share of the time from which on runs were at the same time."""
+"""Share of the time from which runs count as simultaneous."""
 STAMPS, CLOCKS = 1.0, 5.0
-"""Seconds by which starts may be wrong against each other: on one host (they are whole seconds), and on two, whose
+"""Seconds by which starts may be off relative to each other: on one host (they are whole seconds), and on two, whose
 clocks may differ by as much as the audit accepts (`clock` in catalog/host_items.yml)."""
 
 
 def overlaps(rows: Iterable[Row]) -> dict[CellOfInstance, float]:
-    """Return for each cell of an instance in which share of its time another one of the deployment ran the same cell.
+    """Return, for each cell of an instance, the share of its time in which another instance ran the same cell.
 
-    It is the mean over the other instances. Runs are compared with those of the same block: a repeat that only some
-    instances needed was beside none of the others. A cell of one instance, and one without times, has no share; nor has
-    a probe of a search, as each instance is searched at its own loads.
+    It is the mean over the deployment's other instances. Runs are compared with those of the same block: a repeat that
+    only some instances needed did not run together with the others. A cell of a single instance, or without times, has
+    no share; nor has a probe of a search, as each instance has its own loads.
     """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -44,7 +44,7 @@ def overlaps(rows: Iterable[Row]) -> dict[CellOfInstance, float]:
     return found
 
 
-def apart(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
+def non_overlapping_sums(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
     """Return the sums that were not measured at the same time (deployment, kind, cell), with their shares."""
     shares: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
@@ -58,7 +58,7 @@ def _key(row: Row) -> CellOfInstance:
 
 
 def _seconds(rows: Sequence[Row]) -> dict[CellOfInstance, tuple[float, float]]:
-    """Return the seconds of each instance's runs beside all others, summed over these, and of its runs themselves."""
+    """Return the seconds for which each instance's runs overlap with the others', summed, and those of its runs."""
     import numpy as np
 
     found: dict[CellOfInstance, tuple[float, float]] = {}

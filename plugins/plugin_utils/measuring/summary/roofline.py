@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute which share of the HBM and FLOP roofline a serving run of one engine reached. Pure.
 
-The HBM share of decoding is what one GPU must read in a decode step, divided by what its HBM can deliver meanwhile:
+The HBM share of decoding is what one GPU must read in a decode step, divided by what its HBM can deliver in that time:
 
     (weights + touched experts + state and KV cache of the sequences that decode) / (step time x peak bandwidth)
 
@@ -16,8 +16,8 @@ tokens, divided by the time that passed; each product counts at the peak of its 
     sum over types of 2 x active parameters x tokens/s / (GPUs x peak FLOPS)
 
 Left out: FLOPs of attention, writes, activations, embedding lookups, communication, rejected drafts, and what draft
-models read and compute. So the true use is higher, but for experts that are used unevenly, and for prefixes that
-sequences share. A share is None where a fact is not known, and a reason is given.
+models read and compute. So the true use is higher, except where experts are used unevenly or sequences share
+prefixes. A share is None if a fact is not known, and a reason is given.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_STEP = (
 NO_PEAK = "the catalogue has no peak rates of the GPU"
 LIVE = "the instance also served other requests"
 FAILED = "requests failed"
-PIPELINE = "how many batches are in a pipeline at once is not known"
+PIPELINE = "it is not known how many batches are in a pipeline at once"
 NO_LATENCY = "TPOT, TTFT or E2EL was not measured"
 DRAFTS = "the number of drafted or accepted tokens of speculative decoding is not known"
 PREFIX = "the number of prompt tokens from the prefix cache was not measured"
@@ -92,7 +92,7 @@ def _hbm_share(row: Row, step: Mapping[str, Any]) -> float:
         row, NO_TOKENS, "completed", "total_input_tokens", "total_output_tokens"
     )
     drafts, accepted = _speculation(row)
-    # A step that decodes has a sequence, however long the pauses between requests are.
+    # A decode step has at least one sequence, however long the pauses between requests are.
     sequences = max(1.0, rate * (e2el - ttft) / 1000)
     context = (inputs + outputs / 2) / completed
     of_rank = max(1.0, sequences / reads["data_parallel_ranks"])

@@ -16,7 +16,7 @@ from ...planning.instances.redact import redact_command, redact_variables
 from ..measurement.goodput import LatencyLimits
 from ..measurement.requests import LoadPoint, unpack_lists
 from ..measurement.run_fields import run_fields
-from ..statistics.percentiles import without_unsupported
+from ..statistics.percentiles import null_unsupported
 from .roofline import roofline
 from .telemetry import telemetry_columns
 
@@ -28,14 +28,14 @@ UNMEASURED = (
     "prefix_hit_rate",
     "acceptance_length",
 )
-"""Keys of a row that need more than the client's result; from 0.14.0 on, it has the acceptance length."""
+"""Keys of a row that need more than the client's result, which has the acceptance length from 0.14.0 on."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
     """A run: its row; vLLM's own JSON without per-request lists; these lists, None if they are not known.
 
-    error: why its numbers are not those of all requests; None if they are.
+    error: why its figures do not cover all requests; None if they do.
     """
 
     row: Row
@@ -47,7 +47,7 @@ class MeasuredRun:
 def run_rows(
     host: str, entry: Mapping[str, Any], versions: Mapping[str, Any], redact: Redactor
 ) -> Iterator[MeasuredRun]:
-    """Yield the runs of an entry that have a result. Raise ResultError for one that is no result of its kind."""
+    """Yield the runs of an entry that have a result. Raise ResultError for one that is not a result of its kind."""
     shared = _identity(host, entry)
     reproduction = _reproduction(entry)
     for run in entry["runs"]:
@@ -61,7 +61,7 @@ def run_rows(
             **{key: run.get(key) for key in ("block", "order", "seed")},
             "started": iso(run.get("started")),
             "seconds": number(run.get("seconds")),
-            **without_unsupported(metrics),
+            **null_unsupported(metrics),
             **dict.fromkeys(UNMEASURED),
             "acceptance_length": number(result.get("spec_decode_acceptance_length")),
             **telemetry_columns(run, metrics),

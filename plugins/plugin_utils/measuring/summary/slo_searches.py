@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Show the throughput at SLOs that searches found: for the terminal, the page and slo.csv. Pure.
 
-A search is an entry of `slo_searches` in summary.json. Its probes are rows like others, but each is at a load of its
-own: they are shown with their search, and no instance is compared by them.
+A search is an entry of `slo_searches` in summary.json. Its probes are rows like others, but each has its own load:
+they are shown with their search, and instances are not compared by them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def is_probe(row: Row) -> bool:
     return row.get("probe") is not None
 
 
-def searched(host: str, results: Sequence[Search]) -> list[dict[str, Any]]:
+def host_searches(host: str, results: Sequence[Search]) -> list[dict[str, Any]]:
     """Return the searches of a host as summary.json has them."""
     return [{"host": host, **result} for result in results]
 
 
-def in_order(searches: Sequence[Search]) -> list[Search]:
+def sort_searches(searches: Sequence[Search]) -> list[Search]:
     """Return searches by host and instance, each instance's in the order in which they were made."""
     return sorted(searches, key=lambda item: (natural(str(item["host"])), natural(str(item["instance"]))))
 
@@ -47,7 +47,7 @@ def limits_of(search: Search) -> str:
 
 
 def totals(searches: Sequence[Search]) -> list[tuple[str, float, float, str]]:
-    """Return each SLO with the requests/s and output tok/s at it, summed, and for how many instances of what."""
+    """Return each SLO with the sums of requests/s and output tok/s at it, and how many instances of what they cover."""
     found = []
     # Shapes do not add up.
     for search, name in dict.fromkeys((item["search"], item["slo"]["name"]) for item in searches):

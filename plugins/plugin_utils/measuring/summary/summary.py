@@ -18,7 +18,7 @@ from ..outliers.verdicts import Earlier, gpu_verdicts
 from .cell_summary import cell_summaries
 from .node_facts import SoftwareSources, host_facts, versions
 from .rows import MeasuredRun, Row, entry_cell, instance_plan, run_rows
-from .slo_searches import in_order, searched
+from .slo_searches import host_searches, sort_searches
 
 SCHEMA = 1
 REGISTERED = (
@@ -28,7 +28,7 @@ REGISTERED = (
 )
 """Variables of a host with its results: a registered vllm_bench result, or a list of entries."""
 BATCHES = "_benchmark_batches"
-"""Variable of a host with its results of all batches, of which the registered variables have only the last one."""
+"""Variable of a host with its results of all batches; the registered variables only have those of the last batch."""
 
 STATES = ("__benchmark_state", "node_state_result")
 """Variables of a host with its node_state: of the measurement, else of the plan."""
@@ -44,7 +44,7 @@ class MeasurementFailure(JsonRecord):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRuns:
     """The results of the playbook: the runs of all instances, in order of hosts, instances, cells and blocks."""
 
     runs: tuple[MeasuredRun, ...] = ()
@@ -60,7 +60,7 @@ class Measured:
 
 
 class _EachTextOnce(Redactor):
-    """Another redactor, which masks a text once: every run has the same keys and commands."""
+    """A redactor that masks each text only once: every run has the same keys and commands."""
 
     def __init__(self, redact: Redactor) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def collect(
     redact: Redactor,
     gpu_models: Mapping[str, str] | None = None,
     sources: SoftwareSources | None = None,
-) -> Measured:
+) -> MeasuredRuns:
     """Gather the results of `hosts` from their variables (REGISTERED and STATES).
 
     A host without the expected result is a failure, with its error message if that is known. `gpu_models` names PCI ids
@@ -97,7 +97,7 @@ def collect(
         tasks, entries = _registered(own)
         failed = [failure for name, task in tasks if (failure := _task_failure(host, name, task))]
         searches += redact.data(
-            searched(host, [item for _name, task in tasks for item in task.get("searches") or ()])
+            host_searches(host, [item for _name, task in tasks for item in task.get("searches") or ()])
         )
         if not tasks:
             failed.append(_missing(host, states))
@@ -117,7 +117,7 @@ def collect(
             if found and entry.get("slos"):  # offline benchmarks have none
                 deployments[found[0].row["deployment"]]["slos"] = list(entry["slos"])
         failures += [MeasurementFailure(host, item.what, redact(item.message)) for item in failed]
-    return Measured(tuple(sorted(runs, key=_place)), facts, tuple(failures), deployments, tuple(searches))
+    return MeasuredRuns(tuple(sorted(runs, key=_place)), facts, tuple(failures), deployments, tuple(searches))
 
 
 def _place(run: MeasuredRun) -> tuple[Any, ...]:
@@ -126,7 +126,7 @@ def _place(run: MeasuredRun) -> tuple[Any, ...]:
 
 
 def build_summary(
-    run: str, finished: str, measured: Measured, earlier: Earlier | None = None
+    run: str, finished: str, measured: MeasuredRuns, earlier: Earlier | None = None
 ) -> dict[str, Any]:
     """Return the content of summary.json.
 
@@ -141,7 +141,7 @@ def build_summary(
         "started": min(starts) if starts else None,
         "finished": finished,
         "benchmarks": cells,
-        "slo_searches": [dict(item) for item in in_order(measured.searches)],
+        "slo_searches": [dict(item) for item in sort_searches(measured.searches)],
         "deployments": {name: dict(item) for name, item in measured.deployments.items()},
         "hosts": {name: dict(item) for name, item in measured.hosts.items()},
         "failures": [failure.to_json() for failure in measured.failures],
@@ -193,7 +193,7 @@ def _missing(host: str, states: Sequence[Mapping[str, Any]]) -> MeasurementFailu
 
 
 def _names(entries: Sequence[Any]) -> list[str]:
-    """Return what failures call each entry; the cell is named where an instance has several."""
+    """Return the name of each entry in failures; the cell is named if an instance has several."""
     keys = [
         (str(entry.get("kind") or "unknown"), str(entry.get("instance") or "no named instance"))
         if isinstance(entry, Mapping)
@@ -242,10 +242,10 @@ def _entry_failures(
 def _partial(row: Row) -> str | None:
     """Return why a result covers only some requests; None if it covers all."""
     if row["kind"] == "serve" and row["completed"] == 0:
-        return "no request completed: the numbers of this instance mean nothing"
+        return "no request completed: the figures of this instance mean nothing"
     if row["failed"]:
         total = row["num_prompts"] if row["num_prompts"] is not None else row["completed"] + row["failed"]
-        return f"{row['failed']} of {total} requests failed: such runs count only where there are no others"
+        return f"{row['failed']} of {total} requests failed: such runs only count if there are no others"
     return None
 
 

@@ -33,7 +33,7 @@ def total_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return sum(known) if known else None
 
 
-def signed(speed: float | None) -> str:
+def signed_percent(speed: float | None) -> str:
     """Return a speed (1.0 at the median) as a signed percentage; a dash if there was nothing to compare with."""
     if speed is None:
         return UNKNOWN
@@ -47,7 +47,7 @@ def spread(share: float | None, sign: str = "±") -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share (0.31) as a percentage of two digits at least: 31% · 4.2%; a dash if it is unknown."""
+    """Return a share (0.31) as a percentage of at least two digits: 31% · 4.2%; a dash if it is unknown."""
     return UNKNOWN if value is None else f"{value * 100:.{0 if value >= 0.1 else 1}f}%"
 
 

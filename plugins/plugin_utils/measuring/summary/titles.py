@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group the rows of a summary by cell, with a title that says what load it was. Pure.
 
-Rates and concurrencies are never under one title: at a rate, latency contains the queue in front of the server, at a
-concurrency the client waits instead.
+Rates and concurrencies never share a title: at a rate, latency includes the queue in front of the server; at a
+concurrency, the client waits instead.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....module_utils.common.errors import natural
-from ..statistics.percentiles import shortfall, supported
-from .overlap import apart
+from ..statistics.percentiles import shortfall, supported_percentiles
+from .overlap import non_overlapping_sums
 from .tables import total_of
 
 Row = Mapping[str, Any]
@@ -57,13 +57,13 @@ def headline_rows(served: Sequence[Row]) -> list[Row]:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return what a reader of the figures must know: each is one sentence."""
+    """Return what a reader of the figures must know, each as one sentence."""
     found = []
-    if sums := apart(rows):
+    if sums := non_overlapping_sums(rows):
         names = _listed(list(dict.fromkeys(cell for _deployment, _kind, cell in sums)))
         found.append(
             f"Not measured at the same time: {names}. The instances' runs overlapped for {min(sums.values()):.0%} of "
-            "the time, so their sum is not that of a fleet under load at one time. benchmark.yml -e at_once=true "
+            "the time, so their sum is not that of a fleet under load at the same time. benchmark.yml -e at_once=true "
             "measures all instances together."
         )
     bound = [row for row in rows if row["client_bound"]]
@@ -72,7 +72,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     short: dict[tuple[float, ...], list[Row]] = {}
     for row in rows:
         if row["kind"] == "serve" and row["completed"] is not None:
-            short.setdefault(supported(_PERCENTILES, row["completed"]), []).append(row)
+            short.setdefault(supported_percentiles(_PERCENTILES, row["completed"]), []).append(row)
     for own in short.values():
         if few := shortfall(_PERCENTILES, max(row["completed"] for row in own)):
             found.append(f"{_named(own)}: {few}; they are null.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts, judged: what each one registered and its variables, held against the items of the catalogue."""
+"""Judge hosts: compare what each one registered, and its variables, with the items of the catalogue."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class HostAuditor:
         )
 
     def _rocms(self, own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, str]:
-        """ROCm of the images that the deployments name: as the image said on this host, else by its tag."""
+        """Return the ROCm of the images that deployments name: as the image reported on this host, else by its tag."""
         asked = {
             name: (image.get("software") or {}).get("rocm")
             for image in state["images"]
@@ -73,7 +73,7 @@ class HostAuditor:
     def audited(
         self, name: str, view: HostView | None, seen: Mapping[str, Any], own: Mapping[str, Any]
     ) -> HostReport:
-        """Return the host's findings; view None: it was not reached. Raises FleetError for an id that no item has."""
+        """Return the host's findings; view None: it was not reached. Raise FleetError for an id that no item has."""
         if view is None:
             return HostReport(name, why=why_unreached(seen))
         known = [item.id for item in self.items]
@@ -81,7 +81,7 @@ class HostAuditor:
             for unknown in set(own.get(key) or ()) - set(known):
                 what = f"there is no item {unknown}."
                 raise FleetError([Problem((key,), what, suggest(unknown, known), (name,))])
-        # Who wants NUMA balancing on has said so in a variable that is older than host_prep_skip.
+        # An operator who wants NUMA balancing on says so in a variable that is older than host_prep_skip.
         skip = [
             *(own.get("host_prep_skip") or ()),
             *(["numa-balancing"] if own.get("host_prep_numa_balancing") else []),

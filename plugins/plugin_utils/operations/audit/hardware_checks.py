@@ -16,7 +16,7 @@ NO_GPUS = CheckResult(ELSEWHERE, "no GPU")
 
 
 def gpu_count(rule: Rule, view: HostView) -> CheckResult:
-    """Check that the PCI bus has as many GPUs as declared, or as servers of this model have."""
+    """Check that there are as many GPUs on the PCI bus as declared, or as servers of this model have."""
     if view.facts.get("pci_gpus") is None:
         return CheckResult(UNKNOWN, "the PCI bus was not read")
     there = len(view.gpus)
@@ -100,7 +100,7 @@ def rocm_for_gpu(rule: Rule, view: HostView) -> CheckResult:
 
 
 def kernel_log(rule: Rule, view: HostView) -> CheckResult:
-    """Check that amdgpu has reported no errors since the boot."""
+    """Check that amdgpu has reported no errors since boot."""
     log = view.facts.get("kernel_log")
     if log is None:
         return CheckResult(UNKNOWN, "dmesg could not be read", note=_problem(view, "kernel log"))
@@ -158,7 +158,7 @@ def clock(rule: Rule, view: HostView) -> CheckResult:
 
 
 def clock_ahead(begun: float, read: object, ended: float) -> float | None:
-    """Return by how many seconds a clock that was read between two times of this machine is ahead at least.
+    """Return by how many seconds at least a clock is ahead that was read between two times of this machine.
 
     0 if it may be right, None if it was not read.
     """
@@ -252,7 +252,7 @@ def _problem(view: HostView, what: str) -> str:
 
 
 def _names(names: Iterable[str], limit: int = 3) -> str:
-    """Return "a, b, c", or of more than `limit` "8 (a, b, c, …)"."""
+    """Return "a, b, c", or "8 (a, b, c, …)" for more than `limit`."""
     short = [name.removeprefix("0000:") for name in names]
     if len(short) <= limit:
         return ", ".join(short)

@@ -18,7 +18,7 @@ SETTINGS = ("kernel_cmdline", "sysctl", "sysfs", "limits", "units")
 
 
 @dataclass(frozen=True)
-class Item:
+class HostItem:
     """One property that a host should have; the keys are those of catalog/host_items.yml."""
 
     id: str
@@ -34,16 +34,16 @@ class Item:
     kept: str = ""
 
 
-def parse_items(data: Mapping[str, Any]) -> tuple[Item, ...]:
+def parse_items(data: Mapping[str, Any]) -> tuple[HostItem, ...]:
     """Return the items of catalog/host_items.yml, in its order."""
-    return tuple(Item(**item) for item in data["items"])
+    return tuple(HostItem(**item) for item in data["items"])
 
 
 @dataclass(frozen=True)
 class CheckResult:
     """The result of a check: OK, WRONG, UNKNOWN or ELSEWHERE.
 
-    `note` names what decides or changed the value. For a wrong value, `pending` means that the next boot corrects it,
+    `note` says what sets or changed the value. For a wrong value, `pending` means that the next boot corrects it,
     and `now` that it is right until the next boot. `fix` replaces the item's fix if the host needs another one.
     """
 
@@ -60,7 +60,7 @@ class CheckResult:
 class AuditFinding:
     """An item with its result on one host."""
 
-    item: Item
+    item: HostItem
     verdict: CheckResult
 
     @property

@@ -19,8 +19,8 @@ from .items import (
     WRONG,
     AuditFinding,
     CheckResult,
+    HostItem,
     HostView,
-    Item,
 )
 
 Check = Callable[[Mapping[str, Any], HostView], CheckResult]
@@ -61,7 +61,7 @@ RESULTS = (FAILS, IMPROVABLE, FINE, UNREACHED)
 
 
 def audit(
-    items: Iterable[Item], view: HostView, skip: Collection[str] = (), also: Collection[str] = ()
+    items: Iterable[HostItem], view: HostView, skip: Collection[str] = (), also: Collection[str] = ()
 ) -> tuple[AuditFinding, ...]:
     """Return every item's finding on a host, in the catalogue's order.
 
@@ -80,16 +80,18 @@ def audit(
     return tuple(found)
 
 
-def counted(findings: Iterable[AuditFinding], level: str, status: str = WRONG) -> list[AuditFinding]:
+def findings_with_status(
+    findings: Iterable[AuditFinding], level: str, status: str = WRONG
+) -> list[AuditFinding]:
     """Return the findings of a level with this status."""
     return [finding for finding in findings if finding.item.level == level and finding.status == status]
 
 
 def result(findings: Collection[AuditFinding]) -> str:
     """Return the overall result: FAILS if a required item is wrong, IMPROVABLE if a recommended one is."""
-    if counted(findings, REQUIRED):
+    if findings_with_status(findings, REQUIRED):
         return FAILS
-    return IMPROVABLE if counted(findings, RECOMMENDED) else FINE
+    return IMPROVABLE if findings_with_status(findings, RECOMMENDED) else FINE
 
 
 @dataclass(frozen=True)
@@ -144,18 +146,18 @@ def host_work(findings: Iterable[AuditFinding]) -> HostWork:
     return HostWork(tuple(words), **settings, waiting=tuple(waiting))
 
 
-def by_prepare(finding: AuditFinding) -> bool:
+def fixed_by_prepare(finding: AuditFinding) -> bool:
     """Return whether prepare.yml fixes the finding, apart from a reboot."""
     return next(iter(finding.fix)) in SETTINGS
 
 
-def unknown(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
+def unknown_findings(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
     """Return the findings that could not be judged, except advisory ones."""
     return [finding for finding in findings if finding.status == UNKNOWN and finding.item.level != ADVISORY]
 
 
 def differences(views: Mapping[str, HostView]) -> dict[str, dict[str, list[str]]]:
-    """Return versions that differ between hosts with the same GPUs: {what: {version: hosts}}.
+    """Return the versions that differ between hosts with the same GPUs: {what: {version: hosts}}.
 
     AMD recommends the same versions on all hosts.
     """

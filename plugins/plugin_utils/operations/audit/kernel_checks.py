@@ -23,7 +23,7 @@ def cmdline(rule: Rule, view: HostView) -> CheckResult:
     good = {rule["word"], *rule.get("same", ())}
     contrary = [word for word in line["now"] if word in rule.get("against", ())]
     if contrary:
-        hand = {"hand": f"take {contrary[0]} out of the boot loader's configuration, and reboot"}
+        hand = {"hand": f"remove {contrary[0]} from the boot loader's configuration, and reboot"}
         return CheckResult(WRONG, f"{contrary[0]} is set", rule["word"], fix=hand)
     now = bool(good & set(line["now"]))
     boot = None if line["next"] is None else bool(good & set(line["next"]))
@@ -39,7 +39,7 @@ def cmdline(rule: Rule, view: HostView) -> CheckResult:
 
 
 def sysctl(rule: Rule, view: HostView) -> CheckResult:
-    """Check a sysctl's value now and after a boot; `word` on the kernel's command line is as good as a file."""
+    """Check a sysctl's value now and after a boot; `word` on the kernel command line counts like a file."""
     key, value = rule["key"], rule["value"]
     wanted = f"{key} = {value}"
     found = (view.facts.get("sysctls") or {}).get(key)
@@ -70,7 +70,7 @@ def sysctl(rule: Rule, view: HostView) -> CheckResult:
 
 
 def _tuned(view: HostView) -> str:
-    """Return what may have changed a setting after the boot; "" if nothing is known."""
+    """Return what may have changed a setting after boot; "" if nothing is known."""
     profile = view.facts.get("tuned")
     return f"; tuned applies its profile {profile}" if profile else ""
 
@@ -163,7 +163,7 @@ def span_seconds(text: str) -> float | None:
     """Return a time span of systemd.time(7) in seconds, infinity included; None for one that is not understood."""
     text = text.strip()
     if text in ("infinity", "0"):
-        return float("inf")  # 0 switches a time-out off, too
+        return float("inf")  # 0 also switches a time-out off
     parts = _SPAN.findall(text)
     if not parts or _SPAN.sub("", text).strip() or any(unit not in _UNITS for _count, unit in parts):
         return None

@@ -23,7 +23,7 @@ def running_deployments(view: HostView) -> dict[str, str]:
 def spanning_instances(
     running: Mapping[str, Mapping[str, str]], owns: Mapping[str, Mapping[str, Any]], reboot: Iterable[str]
 ) -> dict[str, list[str]]:
-    """Return live instances of deployments that span hosts of which one reboots, by host: all of their parts stop."""
+    """Return live instances that span hosts one of which reboots, by host: all of their parts stop."""
     wide = {
         item["name"]
         for own in owns.values()
@@ -38,7 +38,7 @@ def spanning_instances(
 
 
 def stopped_servers(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Return servers for vllm_server to stop, which needs no more of them than names."""
+    """Return servers for vllm_server to stop; it only needs their names."""
     return [
         {"name": name, "container_name": container_name(name), "stop_timeout": STOP_TIMEOUT} for name in names
     ]

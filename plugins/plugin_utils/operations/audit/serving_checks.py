@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check what runs on a host against its records of generations. Pure functions, and the items that use them.
 
-The items are defined here instead of catalog/host_items.yml, as they are this toolkit's own rules and have no other
+The items are defined here instead of in catalog/host_items.yml, as they are the toolkit's own rules and have no other
 source.
 """
 
@@ -14,25 +14,25 @@ from typing import Any
 from ....module_utils.common.errors import natural
 from ...planning.generations import drift
 from ...planning.observed.node_state import NodeState
-from .items import OK, RECOMMENDED, WRONG, CheckResult, HostView, Item
+from .items import OK, RECOMMENDED, WRONG, CheckResult, HostItem, HostView
 
 TOLD = 3
 SEE = "playbooks/status.yml"
 SOURCE = "docs/runbooks/status.md"
-# Details that differ between hosts and are irrelevant to the reader: hosts in equal state share a line.
+# Details that differ between hosts and do not matter to the reader: hosts in the same state share a line.
 _OWN = re.compile(r" \(spec \w+\)| since [0-9TZ:.-]+(?= )")
 
 
-def _item(name: str, title: str, why: str, *kinds: str) -> Item:
+def _item(name: str, title: str, why: str, *kinds: str) -> HostItem:
     check = {"kind": "records", "of": kinds}
-    return Item(name, title, RECOMMENDED, check, {"hand": "site.yml"}, False, why, SEE, SOURCE)
+    return HostItem(name, title, RECOMMENDED, check, {"hand": "site.yml"}, False, why, SEE, SOURCE)
 
 
-RECORDS: tuple[Item, ...] = (
+RECORDS: tuple[HostItem, ...] = (
     _item(
         "serving-recorded",
         "what runs is recorded",
-        "rollback.yml can restore only what a generation records",
+        "rollback.yml can only restore what a generation records",
         drift.UNKNOWN,
         drift.BROKEN,
     ),
@@ -53,7 +53,7 @@ RECORDS: tuple[Item, ...] = (
     _item(
         "serving-alike",
         "hosts run the same generation",
-        "equal requests get answers of different models or releases",
+        "the same request is answered by different models or releases",
         drift.DIFFERS,
     ),
     _item(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format an audit as text: hosts in equal state together, the worst first, 100 columns."""
+"""Format an audit as text: hosts in the same state together, the worst first, 100 columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....module_utils.common.errors import natural
-from ...base.text import MANY, listed, plural, wrap
+from ...base.text import MANY, join_names, plural, wrap
 from .items import ADVISORY, ELSEWHERE, OK, RECOMMENDED, REQUIRED, SKIPPED, WRONG, AuditFinding
 from .judge import (
     FAILS,
@@ -16,11 +16,11 @@ from .judge import (
     IMPROVABLE,
     RESULTS,
     UNREACHED,
-    by_prepare,
-    counted,
+    findings_with_status,
+    fixed_by_prepare,
     host_work,
     result,
-    unknown,
+    unknown_findings,
 )
 
 WIDTH = 100
@@ -95,11 +95,15 @@ def _summary(hosts: Sequence[HostReport]) -> str:
 
 
 def verdict_text(hosts: Sequence[HostReport]) -> str:
-    """Return what is wrong, in one line; empty when no required item is."""
-    failing = {host.name: [item.item.id for item in counted(host.findings, REQUIRED)] for host in hosts}
+    """Return which required items are wrong, in one line; "" if none is."""
+    failing = {
+        host.name: [item.item.id for item in findings_with_status(host.findings, REQUIRED)] for host in hosts
+    }
     failing = {name: ids for name, ids in failing.items() if ids}
     if len(failing) > 1:
-        return f"Required items are wrong on {len(failing)} of {len(hosts)} hosts: {listed(list(failing))}."
+        return (
+            f"Required items are wrong on {len(failing)} of {len(hosts)} hosts: {join_names(list(failing))}."
+        )
     return "".join(f"Wrong on {name}: {', '.join(ids)}." for name, ids in failing.items())
 
 
@@ -116,12 +120,16 @@ def _alike(hosts: Iterable[HostReport]) -> list[list[HostReport]]:
 def _listed_findings(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
     """Return the findings that get a line in the table, the worst first."""
     findings = tuple(findings)
-    return counted(findings, REQUIRED) + counted(findings, RECOMMENDED) + unknown(findings)
+    return (
+        findings_with_status(findings, REQUIRED)
+        + findings_with_status(findings, RECOMMENDED)
+        + unknown_findings(findings)
+    )
 
 
 def _group(group: Sequence[HostReport], full: bool) -> list[str]:
     host = group[0]
-    lines = wrap(f"{listed([item.name for item in group])}: {host.why or host.what}", WIDTH, rest="  ")
+    lines = wrap(f"{join_names([item.name for item in group])}: {host.why or host.what}", WIDTH, rest="  ")
     if host.why:
         return [f"{lines[0]}", *lines[1:]]
     parts = _listed_findings(host.findings)
@@ -142,7 +150,7 @@ def _finding(finding: AuditFinding) -> list[str]:
     level = finding.item.level if wrong else "unknown"
     rows = _row([level, finding.item.title, finding.verdict.found, fix_word(finding) if wrong else ""])
     notes = [finding.verdict.note] if finding.verdict.note else []
-    if wrong and not by_prepare(finding):
+    if wrong and not fixed_by_prepare(finding):
         notes.append(f"→ {next(iter(finding.fix.values()))}")
     for note in notes:
         rows += wrap(note, WIDTH, " " * 14, " " * 16)
@@ -190,7 +198,7 @@ def _differences(report: Report) -> list[str]:
     lines = []
     for what, versions in report.differences.items():
         shown = {
-            value: listed(names) if len(names) <= MANY else f"{len(names)} hosts"
+            value: join_names(names) if len(names) <= MANY else f"{len(names)} hosts"
             for value, names in versions.items()
         }
         message = "; ".join(f"{value} ({names})" for value, names in shown.items())
@@ -203,11 +211,14 @@ def _notes(hosts: Sequence[HostReport], report: Report, full: bool) -> list[str]
     lines: list[str] = []
     reached = [host for host in hosts if not host.why]
     choices = _ids(
-        finding for host in reached for finding in counted(host.findings, ADVISORY) if by_prepare(finding)
+        finding
+        for host in reached
+        for finding in findings_with_status(host.findings, ADVISORY)
+        if fixed_by_prepare(finding)
     )
     if choices:
         lines += wrap(
-            f"Advisory and off; to set them, name them in host_prep_also: {', '.join(choices)}.",
+            f"Advisory and not set; to set them, name them in host_prep_also: {', '.join(choices)}.",
             WIDTH,
             rest="  ",
         )
@@ -243,7 +254,7 @@ def _next(hosts: Sequence[HostReport]) -> list[str]:
         limit = ""  # prepare.yml skips hosts without work
     lines = [f"Next: prepare.yml{limit}" + ("" if change else " -e reboot=true")]
     if boot and change:
-        message = f"with -e reboot=true it also reboots, a few at a time: {listed(boot)}"
+        message = f"with -e reboot=true it also reboots, a few at a time: {join_names(boot)}"
         lines += wrap(message, WIDTH, "      ", "      ")
     return lines
 

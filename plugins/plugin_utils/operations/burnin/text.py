@@ -14,7 +14,7 @@ from .verdict import BurninVerdict, Result
 def burnin_text(
     run: str, verdicts: Sequence[BurninVerdict], results: Mapping[str, Result], failed: Mapping[str, str]
 ) -> str:
-    """Return several lines. failed: the reason of each host that was not tested as a whole."""
+    """Return several lines. failed: why each host was not tested completely."""
     counts = Counter(verdict.verdict or "not judged" for verdict in verdicts)
     summary = ", ".join(
         f"{counts[word]} {word}" for word in ("ok", "slow", "bad", "not judged") if counts[word]
@@ -33,7 +33,7 @@ def burnin_text(
 
 
 def _tools(results: Mapping[str, Any]) -> list[str]:
-    """Name AMD's own test programs where they are: what they say goes further than this test."""
+    """Name AMD's own test programs where they are installed: they test more than this."""
     found: dict[str, list[str]] = {}
     for host, result in results.items():
         for path in result["tools"].values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge the GPUs that gpu_burnin tested: against a healthy one of the model, and against the fleet's median. Pure."""
+"""Judge the GPUs that gpu_burnin tested: against a healthy GPU of the model, and against the fleet's median. Pure."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LABELS = {
     "peer_gbps": ("copies to the other GPUs", "GB/s"),
     "reduce_gbps": ("all-reduce of the node", "GB/s"),
 }
-# A type that an image or a model of GPU lacks is no fault of a GPU, unless its neighbours have it.
+# That a GPU does not compute a type is not a fault if the image or the model does not support it: its neighbours show.
 _OPTIONAL = ("fp8",)
 _STEPS = {
     "wrong": "Take {host} out of service (playbooks/stop.yml --limit {host},load_balancer): the GPU computes wrong "
     "results. Test it once more; if it repeats, replace the GPU, and give the vendor this result.",
-    "error": "Look at the kernel's log (dmesg | grep -i amdgpu), reboot {host}, test it again, and replace the GPU "
+    "error": "Look at the kernel log (dmesg | grep -i amdgpu), reboot {host}, test it again, and replace the GPU "
     "if it fails again.",
     "fault": "See docs/runbooks/slow-gpu.md for ECC errors, a narrow link and heat; test it again afterwards.",
     "slow": "Compare power cap, clocks, temperature and VBIOS with its neighbours (amd-smi metric, amd-smi static), "
@@ -75,14 +75,20 @@ def burnin_verdicts(
     results: by host. models: names by PCI id ("1002:74a1": "MI300X").
     """
     devices = [
-        _Device(host, _model(data, models), data, measured(data, result))
+        _Device(host, _model(data, models), data, device_speeds(data, result))
         for host, result in sorted(results.items(), key=lambda item: natural(item[0]))
         if result["device"] == "gpu"
         for data in result["gpus"]
     ]
     tried = [
         BurninVerdict(
-            host, data["gpu"], None, None, measured(data, result), ("tried on the CPU: not judged",), None
+            host,
+            data["gpu"],
+            None,
+            None,
+            device_speeds(data, result),
+            ("tried on the CPU: not judged",),
+            None,
         )
         for host, result in sorted(results.items(), key=lambda item: natural(item[0]))
         if result["device"] != "gpu"
@@ -100,8 +106,8 @@ def burnin_verdicts(
     ] + tried
 
 
-def measured(data: Mapping[str, Any], result: Result) -> dict[str, float]:
-    """Return the speeds of a device by metric; what was not measured is missing."""
+def device_speeds(data: Mapping[str, Any], result: Result) -> dict[str, float]:
+    """Return the speeds of a device by metric, without those that were not measured."""
     found: dict[str, float] = {}
     for kind, product in (data.get("gemm") or {}).items():
         if "tflops" in product:
@@ -111,7 +117,7 @@ def measured(data: Mapping[str, Any], result: Result) -> dict[str, float]:
     peers = [rate for rate in (data.get("peer_gbps") or {}).values() if isinstance(rate, (int, float))]
     if peers:
         found["peer_gbps"] = statistics.median(peers)
-    # Of the largest size, by the slowest rank: the ring is as fast as its slowest member, if all of them are there.
+    # Of the largest size, by the slowest rank: if all of them are there, the ring is as fast as its slowest member.
     rates = [rank.get("rates") or {} for rank in result["reduce"]]
     if rates and all(rates):
         largest = max(rates[0], key=int)
@@ -120,7 +126,7 @@ def measured(data: Mapping[str, Any], result: Result) -> dict[str, float]:
 
 
 def between_error(result: Result) -> str:
-    """Return why the test between the GPUs of a host has no result; "" if it has one."""
+    """Return why the test between the GPUs of a host has no result; "" if it has a result."""
     errors = [result["peers_error"], *(rank.get("error") for rank in result["reduce"])]
     return next((f"test between GPUs: {error}" for error in errors if error), "")
 
@@ -135,7 +141,7 @@ def _model(data: Mapping[str, Any], models: Mapping[str, str]) -> str:
 def _slow(devices: Sequence[_Device], acceptance: Acceptance) -> list[list[str]]:
     """Return why each device is slow: below the value of a healthy one, or an outlier among those of its model.
 
-    Each metric is a chance of a false alarm: an outlier in a single one has to be a large one.
+    Each metric is a chance of a false alarm: an outlier in only one metric must be a large one.
     """
     found: list[list[str]] = [[] for _unused in devices]
     outliers: list[list[tuple[float, str]]] = [[] for _unused in devices]
@@ -167,9 +173,9 @@ def _slow(devices: Sequence[_Device], acceptance: Acceptance) -> list[list[str]]
     return found
 
 
-def _judge(device: _Device, slow: Sequence[str], lacked: Collection[str]) -> BurninVerdict:
-    """Judge a device; lacked: types that no device of its model on its host computes."""
-    found = _wrong(device.data, lacked)
+def _judge(device: _Device, slow: Sequence[str], unsupported: Collection[str]) -> BurninVerdict:
+    """Judge a device; unsupported: types that no device of its model on its host computes."""
+    found = _wrong(device.data, unsupported)
     kind = found[0][0] if found else "slow" if slow else ""
     reasons = [text for _unused, text in found] + list(slow)
     verdict = "bad" if found else "slow" if slow else "ok" if device.measured else None
@@ -184,7 +190,7 @@ def _judge(device: _Device, slow: Sequence[str], lacked: Collection[str]) -> Bur
     )
 
 
-def _wrong(data: Mapping[str, Any], lacked: Collection[str]) -> list[tuple[str, str]]:
+def _wrong(data: Mapping[str, Any], unsupported: Collection[str]) -> list[tuple[str, str]]:
     """Return what makes a device bad, the most serious first."""
     found: list[tuple[str, str]] = []
     for kind, product in (data.get("gemm") or {}).items():
@@ -194,7 +200,7 @@ def _wrong(data: Mapping[str, Any], lacked: Collection[str]) -> list[tuple[str, 
         elif product.get("rows_right") is False:
             found.append(("wrong", f"GEMM {kind}: the product differs from that of the CPU"))
     errors = {f"GEMM {kind}": product.get("error") for kind, product in (data.get("gemm") or {}).items()}
-    errors = {name: error for name, error in errors.items() if name.split()[1] not in lacked}
+    errors = {name: error for name, error in errors.items() if name.split()[1] not in unsupported}
     copies = data.get("copy_gbps")
     errors["memory copy"] = copies.get("error") if isinstance(copies, Mapping) else None
     errors["test"] = data.get("error")

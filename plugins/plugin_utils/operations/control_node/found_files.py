@@ -22,7 +22,7 @@ _HEAD = 1 << 16  # bytes of a file that are searched for a secret
 
 @dataclass(frozen=True)
 class ControlFile:
-    """A file that travels. path: VARIABLE/NAME, or VARIABLE/NAME/… within a directory; source: on this machine."""
+    """A file to include. path: VARIABLE/NAME, or VARIABLE/NAME/… inside a directory; source: on this machine."""
 
     path: str
     source: str
@@ -40,7 +40,7 @@ def find_files(variables: Mapping[str, Mapping[str, Any]], places: Places) -> tu
         path = next((path for path in item.paths if os.path.exists(path)), None)
         if path is None:
             what = f"{' and '.join(item.paths)} is not on the control node, so no bundle can have it."
-            problems.append(item.problem(what, "Bring it there, or take it out of the inventory."))
+            problems.append(item.problem(what, "Copy it there, or remove it from the inventory."))
         else:
             found.setdefault((item.variable, path), item)
     files: list[ControlFile] = []
@@ -56,7 +56,7 @@ def find_files(variables: Mapping[str, Mapping[str, Any]], places: Places) -> tu
 
 
 def _walk(path: str, secrets: set[str]) -> Iterator[tuple[str, str, Wrong | None]]:
-    """Yield each file with its path within `path`, and what is wrong with it and what to do, if anything is."""
+    """Yield each file with its path inside `path`, and, if something is wrong with it, what is wrong and what to do."""
     if not os.path.isdir(path):
         yield "", path, _unfit(path, secrets)
         return
@@ -70,9 +70,9 @@ def _walk(path: str, secrets: set[str]) -> Iterator[tuple[str, str, Wrong | None
             source = os.path.join(top, name)
             yield os.path.relpath(source, path), source, _unfit(source, secrets)
     for error in errors:
-        yield "", str(error.filename), (f"cannot be read: {error.strerror}", "Let it be read.")
+        yield "", str(error.filename), (f"cannot be read: {error.strerror}", "Make it readable.")
     if not count:
-        yield "", path, ("is an empty directory", "Fill it, or take it out of the inventory.")
+        yield "", path, ("is an empty directory", "Fill it, or remove it from the inventory.")
 
 
 def _unfit(path: str, secrets: set[str]) -> Wrong | None:
@@ -80,7 +80,7 @@ def _unfit(path: str, secrets: set[str]) -> Wrong | None:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
-            return "is a link to a directory", "Put a copy there: what it leads to may be anything."
+            return "is a link to a directory", "Put a copy there: the link may lead anywhere."
         if not stat.S_ISREG(mode):
             return "is not a file", "Take it out of the directory."
         if os.path.realpath(path) in secrets or ".secrets" in Path(path).parts:
@@ -89,5 +89,5 @@ def _unfit(path: str, secrets: set[str]) -> Wrong | None:
             if _SECRET.search(file.read(_HEAD)):
                 return "has a private key or vaulted text, and a bundle is read by others", "Take it out."
     except OSError as error:
-        return f"cannot be read: {error.strerror}", "Let it be read, or take it out of the directory."
+        return f"cannot be read: {error.strerror}", "Make it readable, or remove it from the directory."
     return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which files of the control node an inventory names: data sets, packages, models' configurations.
 
-FILES is the list of variables that are looked at; what they name travels in a bundle. Nothing is read here.
+FILES lists the variables; what they name is included in a bundle. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Find = Callable[[Any], Iterator[tuple[Keys, str]]]
 """Yields the paths in a variable's value, each with its place there."""
 START, INVENTORY = "start", "inventory"
 SECRET_FILES = ("hf_model_token_file", "load_balancer_certificate_file", "quantize_signing_key_file")
-"""Variables that name a secret: its file travels under no other name either."""
+"""Variables that name a secret: its file is not included under another name either."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ FILES: Mapping[str, tuple[Find, str]] = {
     "quantize_packages": (_text, "quantize"),
     "vllm_deployments": (_model_configs, INVENTORY),
 }
-"""Variables that name files: how to find the paths, and what those are relative to (a role: as in its tasks)."""
+"""Variables that name files: how to find the paths, and what they are relative to (a role: as in its tasks)."""
 
 
 def named_files(variables: Mapping[str, Mapping[str, Any]], places: Places) -> Iterator[NamedFile]:
@@ -137,12 +137,14 @@ def names_in_bundle(found: Mapping[tuple[str, str], NamedFile]) -> dict[tuple[st
         other = twice.setdefault((variable, name), path)
         if other != path or not name:
             what = f"{path} and {other} would have the same name in the bundle." if name else f"is {path}."
-            raise FleetError([found[variable, path].problem(what, "Give it a directory with another name.")])
+            raise FleetError(
+                [found[variable, path].problem(what, "Put one of them into a directory with another name.")]
+            )
     return names
 
 
 def inventory_lines(paths: list[str], directory: str) -> list[str]:
-    """Return what an inventory writes to name files that were placed in a directory; paths: as ControlFile has them."""
+    """Return what to write into an inventory to name files placed in a directory; paths: those of ControlFile."""
     lines: dict[str, None] = {}
     keys: dict[Find, str] = {_dataset: "dataset_path: ", _model_configs: "model_config: "}
     for path in paths:
@@ -153,7 +155,7 @@ def inventory_lines(paths: list[str], directory: str) -> list[str]:
 
 
 def _bases(relative: str, places: Places) -> tuple[Path, ...]:
-    """Return the directories that a path may be relative to, as the task looks for it that copies it."""
+    """Return the directories that a path may be relative to: those in which the task that copies it searches."""
     if relative in (START, INVENTORY):
         return (places.start if relative == START else places.inventory,)
     role, playbooks = places.root / "roles" / relative, places.root / "playbooks"

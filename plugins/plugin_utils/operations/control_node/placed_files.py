@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put the files of a bundle that belong to the control node into a directory there, each whole or not at all."""
+"""Put the files of a bundle that belong to the control node into a directory there, each complete or not at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PlacedFile:
 
 
 Fetch = Callable[[PlacedFile, Path], None]
-"""Brings a file's blob from the node to a path."""
+"""Copies a file's blob from the node to a path."""
 
 
 def parse_files(data: Iterable[Mapping[str, Any]]) -> tuple[PlacedFile, ...]:
@@ -35,7 +35,7 @@ def parse_files(data: Iterable[Mapping[str, Any]]) -> tuple[PlacedFile, ...]:
     try:
         return tuple(PlacedFile(path_in(item), size_in(item, "size"), sha256_in(item)) for item in data)
     except AnswerError as error:
-        what = f"the bundle's list of files is not right: {error}."
+        what = f"the bundle's list of files is not valid: {error}."
         raise FleetError([Problem(("bundle_files_dir",), what, "Make the bundle again.")]) from None
 
 
@@ -45,14 +45,14 @@ def refuse_full_disk(files: Iterable[PlacedFile], directory: Path) -> None:
     place = next(step for step in (directory, *directory.parents) if step.is_dir())
     free = shutil.disk_usage(place).free
     if need > free:
-        what = f"{place} has {human_size(free)} free, and the bundle's files need {human_size(need)}."
+        what = f"{place} has {human_size(free)} free, but the bundle's files need {human_size(need)}."
         raise FleetError([Problem(("bundle_files_dir",), what, "Make room, or choose another directory.")])
 
 
-def different(files: Iterable[PlacedFile], directory: Path) -> list[PlacedFile]:
+def changed_files(files: Iterable[PlacedFile], directory: Path) -> list[PlacedFile]:
     """Return the files that are not in the directory with their content.
 
-    Raise FleetError where a link is in the way, or a directory: nothing is written elsewhere, or removed.
+    Raise FleetError where a link or a directory is in the way: nothing is removed, or written elsewhere.
     """
     missing = []
     for item in files:
@@ -67,22 +67,24 @@ def different(files: Iterable[PlacedFile], directory: Path) -> list[PlacedFile]:
             None,
         )
         if wrong:
-            what = f"{wrong} is in the way of {item.path}: it is a link, or a file for a directory."
-            raise FleetError([Problem(("bundle_files_dir",), what, "Remove it, and run again.")])
+            what = f"{wrong} is in the way of {item.path}: it is a link, or a file in place of a directory."
+            raise FleetError(
+                [Problem(("bundle_files_dir",), what, "Remove it, and run the same command again.")]
+            )
         if not target.is_file() or target.stat().st_size != item.size or file_hash(target) != item.sha256:
             missing.append(item)
     return missing
 
 
-def place(item: PlacedFile, directory: Path, fetch: Fetch) -> None:
-    """Fetch a file beside its name, hash it, and give it its name. Raise FleetError for other content."""
+def place_file(item: PlacedFile, directory: Path, fetch: Fetch) -> None:
+    """Fetch a file under a temporary name, hash it, and rename it. Raise FleetError for wrong content."""
     target = directory / item.path
     part = target.with_name(f".{target.name[:100]}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         fetch(item, part)
         if file_hash(part) != item.sha256:
-            what = f"{item.path} came with other content than the bundle's, and was refused."
+            what = f"{item.path} arrived with other content than the bundle has, and was refused."
             raise FleetError([Problem((), what, "Run bundle_load.yml again, which hashes the store.")])
         part.chmod(0o644)
         os.replace(part, target)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who made a bundle: its id, which travels by another way than the disk, or the operator's signature of it. Pure.
+"""Who made a bundle: known by its id, which is sent separately from the disk, or by the operator's signature. Pure.
 
-Hashes inside of a bundle say that it is whole. Whoever can write to the disk can also write hashes that fit.
+Hashes inside a bundle show that it is intact. Whoever can write to the disk can also write hashes that match.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .public_key import signed_by
 
 PREDICATE = "https://github.com/instinct-fleet/bundle/v1"
 UNKNOWN = (
-    "The bundle is whole, but nothing says who made it: whoever had the disk could have written another one. Give "
+    "The bundle is intact, but nothing says who made it: whoever had the disk could have written another one. Give "
     "the id that bundle_create.yml printed (-e bundle_id=…), or have it signed (docs/air-gap.md)."
 )
-"""What is said where only integrity was checked."""
+"""The warning where only integrity was checked."""
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -34,7 +34,7 @@ def bundle_statement(bundle_id: str) -> str:
 
 
 def checked_id(given: str) -> str:
-    """Return the id that the operator gave, "" for none. Raise FleetError for what is none."""
+    """Return the id that the operator gave, "" for none. Raise FleetError if it is not an id."""
     text = given.strip().lower()
     if text and not _ID.fullmatch(text):
         fix = "Give the 64 hexadecimal digits that bundle_create.yml printed."
@@ -43,15 +43,15 @@ def checked_id(given: str) -> str:
 
 
 def origin(bundle_id: str, wanted: str, there: str, key: bytes) -> str:
-    """Return by what it is known who made a bundle; UNKNOWN if by nothing.
+    """Return how it is known who made a bundle; UNKNOWN if it is not known.
 
-    wanted: the id that came apart, "" for none. there: the signature beside the bundle. key: the public key that must
-    have signed it, b"" for none. Raise FleetError for another id, and BadSignature where the signature does not hold,
-    or is missing and there is no id.
+    wanted: the id that was sent separately, "" for none. there: the signature next to the bundle. key: the public key
+    that must have signed it, b"" for none. Raise FleetError for another id, and BadSignature where the signature is
+    wrong, or is missing and there is no id.
     """
     if wanted and bundle_id != wanted:
-        what = f"the bundle has the id {bundle_id}: it is another one, or its content was altered."
-        fix = "Nothing was read of it. Get the id, by another way than the disk, from who made the bundle."
+        what = f"the bundle has the id {bundle_id}: it is another bundle, or its content was altered."
+        fix = "Nothing of it was read. Ask whoever made the bundle for its id, by another way than the disk."
         raise FleetError([Problem(("bundle_id",), f"{wanted} is expected, and {what}", fix)])
     found = [f"its id is {wanted}"] if wanted else []
     if key and (there or not wanted):
@@ -61,7 +61,7 @@ def origin(bundle_id: str, wanted: str, there: str, key: bytes) -> str:
 
 
 def signature_for(bundle_id: str, there: str, key: tuple[bytes, bytes | None]) -> tuple[str, str]:
-    """Return the signature of a bundle, and the key's fingerprint. there: the one beside it, kept if it holds."""
+    """Return the signature of a bundle, and the key's fingerprint. there: the present one, kept if it is valid."""
     public = signature.public_key_of(*key)
     try:
         signature.verify(there, bundle_statement(bundle_id), public)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the card of a quantized model, and what is printed about it. No dates: equal inputs give equal files."""
+"""Write the card of a quantized model, and what is printed about it. No dates: the same inputs give the same files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def result_text(
     kv_cache: str,
     signed: str,
 ) -> str:
-    """Return what is printed at the end: what there is, whether it is sound, and how it is served and judged."""
+    """Return what is printed at the end: what was made, how it compares with its source, and how to serve it."""
     report = result.get("report")
     text = [f"{host}: {lines[0]}", *(f"  {line}" for line in lines[1:])]
     if not result.get("path"):
@@ -101,7 +101,7 @@ def result_text(
     settings = f"model: {result['path']}" + (", kv_cache_dtype: fp8" if kv_cache else "")
     text.append(
         f"  serve it: {settings} in a deployment ({scheme.quant_method}, vLLM {scheme.vllm} or newer); deploy.yml "
-        "brings it to the other hosts"
+        "copies it to the other hosts"
     )
     text.append(
         "  then compare its answers with those of the source: playbooks/accuracy.yml (docs/quantize.md)"

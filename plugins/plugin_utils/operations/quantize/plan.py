@@ -19,9 +19,9 @@ FILE_BY_FILE, WHOLE = "file_to_file", "whole"
 RESERVE = 2 * 2**30
 """Bytes of memory for Python, PyTorch and the backend; it took 0.6 GB for the lab's model."""
 OVERHEAD = 1.25
-"""A whole model's bytes are multiplied by it: activations and observers while it is calibrated."""
+"""Factor for the bytes of a whole model: activations and observers during calibration."""
 COPIES = 3
-"""A file is in memory as read, as FP32 of one matrix after the other, and as written."""
+"""Factor for the bytes of a file, which is in memory as read, as FP32 (one matrix at a time), and as written."""
 DISK_MARGIN = 2**30
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
@@ -30,7 +30,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 class QuantizeRequest:
     """What the operator wants.
 
-    exclude: patterns in place of the architecture's; None for those. device: auto, gpu or cpu.
+    exclude: patterns that replace the architecture's; None to keep those. device: auto, gpu or cpu.
     """
 
     scheme: str
@@ -61,7 +61,7 @@ def output_name(request: QuantizeRequest, data: Mapping[str, Any], source: str) 
     suffix = scheme.key.replace("_", "-") + ("-kv" if request.kv_cache else "")
     name = request.name or f"{base}-{suffix}"
     if not NAME.fullmatch(name) or ".." in name:
-        what = f"{name!r} is no name for a directory: letters, digits, dots, hyphens and underscores, at most 96."
+        what = f"{name!r} is not a valid directory name: letters, digits, dots, hyphens and underscores, at most 96."
         raise FleetError([Problem(("quantize_name",), what, "Set quantize_name.")])
     return name
 
@@ -188,7 +188,7 @@ def _source_problems(
     if quantization:
         method = quantization.get("quant_method", "unknown")
         what = f"{source['repo']} is quantized already ({method})."
-        problems.append(Problem((), what, "Name the model that it was made of, in BF16 or FP16."))
+        problems.append(Problem((), what, "Name the model that it was made from, in BF16 or FP16."))
     if not source["bytes"]:
         what = f"{source['path']} has no *.safetensors."
         problems.append(
@@ -196,8 +196,8 @@ def _source_problems(
         )
     if source["config"].get("auto_map") and scheme_loads(scheme, request) and not request.remote_code:
         code = ", ".join(source["code"][:3]) or "code of another repository"
-        what = f"{source['repo']} has code of its own ({code}), and would not load without it."
-        fix = "Read it; if you trust it, add -e quantize_remote_code=true. A scheme that goes file by file runs none."
+        what = f"{source['repo']} has code of its own ({code}), and cannot be loaded without it."
+        fix = "Read it; if you trust it, add -e quantize_remote_code=true. A scheme that works file by file runs none."
         problems.append(Problem((), what, fix))
     return problems
 
@@ -214,13 +214,13 @@ def _kv_problems(
         return []
     path = ("quantize_kv_cache",)
     if request.kv_cache != "fp8":
-        return [Problem(path, f"{request.kv_cache!r} is no type of the KV cache.", "Valid: fp8.")]
+        return [Problem(path, f"{request.kv_cache!r} is not a type of the KV cache.", "Valid: fp8.")]
     if scheme.backend != "quark":
         return [
-            Problem(path, f"{scheme.key} has no scales for it.", "Take a scheme of Quark's, such as fp8.")
+            Problem(path, f"{scheme.key} has no scales for it.", "Use one of Quark's schemes, such as fp8.")
         ]
     if isinstance(found, Architecture) and not found.has_kv_scales:
-        what = f"vLLM reads scales of k_proj and v_proj, and {found.name} has {', '.join(found.kv_layers) or 'none'}."
+        what = f"vLLM reads scales of k_proj and v_proj, but {found.name} has {', '.join(found.kv_layers) or 'none'}."
         return [Problem(path, what, "Leave quantize_kv_cache out; kv_cache_dtype fp8 then has the scale 1.")]
     return []
 
@@ -241,7 +241,7 @@ def _calibration_problems(
     )
     fix = (
         "Give quantize_calibration, a file or directory of the host (.txt, .jsonl, .json, .parquet), or "
-        "quantize_calibration_file, one of the control node; or take ptpc_fp8, which needs none."
+        "quantize_calibration_file, one of the control node; or use ptpc_fp8, which needs none."
     )
     return [Problem(("quantize_calibration",), f"{why}, so texts are needed.", fix)]
 
@@ -277,7 +277,7 @@ class _Placed:
 def _place(
     request: QuantizeRequest, scheme: QuantizationScheme, facts: Mapping[str, Any], whole: bool
 ) -> _Placed:
-    """Choose GPUs that nobody uses, else the CPU where it may be; say what is missing if neither suffices."""
+    """Choose GPUs that nothing uses, else the CPU if it is allowed; say what is missing if neither suffices."""
     source, free = facts["source"], [gpu for gpu in facts["gpus"] if not gpu["users"]]
     need = int(source["bytes"] * OVERHEAD) + RESERVE if whole else COPIES * source["largest"] + RESERVE
     on_gpu = _smallest(sorted(free, key=lambda gpu: -gpu["free"]), need) if request.device != "cpu" else ()
@@ -300,7 +300,7 @@ def _place(
 
 
 def _smallest(free: Sequence[Mapping[str, Any]], need: int) -> tuple[Mapping[str, Any], ...]:
-    """Return as few GPUs as suffice, none if all of them do not. Each keeps a tenth for what loading takes."""
+    """Return as few GPUs as suffice, none if not even all of them do. A tenth of each is reserved for loading."""
     for count in range(1, len(free) + 1):
         if sum(gpu["free"] for gpu in free[:count]) * 0.9 >= need:
             return tuple(free[:count])
@@ -333,5 +333,5 @@ def _no_gpu(
 
 def _smaller(whole: bool, otherwise: str) -> str:
     if whole:
-        return f"Take ptpc_fp8 or mxfp4, which go file by file; or {otherwise}"
+        return f"Use ptpc_fp8 or mxfp4, which work file by file; or {otherwise}"
     return f"{otherwise[0].upper()}{otherwise[1:]}"

@@ -27,5 +27,5 @@ def signed_by(key: bytes, text: str, statement: str) -> str:
     if not key:
         return ""
     if not text:
-        raise signature.BadSignature("it is not signed, and quantize_public_key_file wants a signature")
+        raise signature.BadSignature("it is not signed, but quantize_public_key_file requires a signature")
     return signature.verify(text, statement, key)

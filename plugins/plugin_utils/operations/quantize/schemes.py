@@ -35,7 +35,7 @@ class QuantizationScheme:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What stays as it is, and whose results go into the KV cache: patterns of names of modules."""
+    """Which modules stay as they are, and whose results go into the KV cache: patterns of their names."""
 
     name: str
     exclude: tuple[str, ...]
@@ -43,16 +43,16 @@ class Architecture:
 
     @property
     def has_kv_scales(self) -> bool:
-        """Return whether vLLM reads scales of this KV cache: it knows those of k_proj and v_proj alone."""
+        """Return whether vLLM reads scales of this KV cache: it only knows those of k_proj and v_proj."""
         return bool(self.kv_layers) and all(name.endswith(("k_proj", "v_proj")) for name in self.kv_layers)
 
 
 def find_scheme(data: Mapping[str, Any], name: str) -> QuantizationScheme | Problem:
-    """Return a scheme by its name or by one that Quark had for it, or the problem."""
+    """Return a scheme by its name or by a former name of Quark's, or the problem."""
     schemes = data["schemes"]
     names = {alias: key for key, item in schemes.items() for alias in (key, item["name"], *item["aliases"])}
     if name not in names:
-        return Problem(("quantize_scheme",), f"{name!r} is no scheme.", suggest(name, names))
+        return Problem(("quantize_scheme",), f"{name!r} is not a scheme.", suggest(name, names))
     key = names[name]
     item = schemes[key]
     return QuantizationScheme(
@@ -73,13 +73,13 @@ def find_scheme(data: Mapping[str, Any], name: str) -> QuantizationScheme | Prob
 
 
 def find_architecture(data: Mapping[str, Any], model_type: str, given: str) -> Architecture | Problem:
-    """Return what is known of a model_type, or of the architecture that the operator says has the same names."""
+    """Return what is known of a model_type, or of the architecture with the same names that the operator gave."""
     known = data["architectures"]
     name = given or model_type
     if name not in known:
         where = ("quantize_architecture",) if given else ()
         what = (
-            f"{name!r} is no architecture that Quark knows."
+            f"{name!r} is not an architecture that Quark knows."
             if given
             else f"model_type {name!r} is not known to Quark."
         )

@@ -20,11 +20,11 @@ _MAKE = "openssl ecparam -name prime256v1 -genkey -noout -out KEY makes one, ope
 
 
 class BadSignature(Exception):
-    """A signature that does not hold; the message says why."""
+    """A signature that is not valid; the message says why."""
 
 
 def sign(statement: str, key: bytes, password: bytes | None = None) -> str:
-    """Return the bundle of a statement, signed. key: a private key in PEM form. Raises FleetError."""
+    """Return the signed bundle of a statement. key: a private key in PEM form. Raise FleetError."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     private = _private_key(key, password)
@@ -44,9 +44,9 @@ def sign(statement: str, key: bytes, password: bytes | None = None) -> str:
 
 
 def verify(bundle: str, statement: str, key: bytes) -> str:
-    """Check that a bundle signs this very statement, by the public key. Return the key's fingerprint.
+    """Check with the public key that a bundle signs exactly this statement. Return the key's fingerprint.
 
-    Raise BadSignature if it does not hold, FleetError if the key is unusable.
+    Raise BadSignature if it does not, FleetError if the key is unusable.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -58,11 +58,11 @@ def verify(bundle: str, statement: str, key: bytes) -> str:
         signature = base64.b64decode(envelope["signatures"][0]["sig"], validate=True)
         kind = envelope["payloadType"]
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise BadSignature("the signature's file is broken") from error
+        raise BadSignature("the signature file is damaged") from error
     if kind != PAYLOAD_TYPE:
-        raise BadSignature(f"it signs {kind}, which is no manifest")
+        raise BadSignature(f"it signs {kind}, which is not a manifest")
     if payload != statement.encode():
-        raise BadSignature("it signs another manifest than the one beside it")
+        raise BadSignature("it signs another manifest than the one next to it")
     try:
         public.verify(signature, _encoded(payload), ec.ECDSA(_hash_of(public)))
     except InvalidSignature as error:
@@ -98,7 +98,7 @@ def _private_key(text: bytes, password: bytes | None) -> Any:
         return _checked(serialization.load_pem_private_key(text, password), "quantize_signing_key_file")
     except (ValueError, TypeError) as error:
         needs = "password" in str(error).lower()
-        what = "needs a password, and none was given" if needs else "is no private key in PEM form"
+        what = "needs a password, but none was given" if needs else "is not a private key in PEM form"
         raise FleetError([Problem(("quantize_signing_key_file",), f"{what}.", _MAKE)]) from None
 
 
@@ -109,14 +109,14 @@ def _public_key(text: bytes) -> Any:
         return _checked(serialization.load_pem_public_key(text), "quantize_public_key_file")
     except ValueError:
         raise FleetError(
-            [Problem(("quantize_public_key_file",), "is no public key in PEM form.", _MAKE)]
+            [Problem(("quantize_public_key_file",), "is not a public key in PEM form.", _MAKE)]
         ) from None
 
 
 def _checked(key: Any, variable: str) -> Any:
     curve = getattr(getattr(key, "curve", None), "name", "")
     if curve not in CURVES:
-        what = f"has the curve {curve}." if curve else "is no key of an elliptic curve."
+        what = f"has the curve {curve}." if curve else "is not an elliptic curve key."
         raise FleetError([Problem((variable,), what, f"Valid: {', '.join(CURVES)}. {_MAKE}")])
     return key
 

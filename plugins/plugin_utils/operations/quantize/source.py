@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say where the model to quantize is on a host, and what has to be downloaded before."""
+"""Say where the model to quantize is on a host, and what must be downloaded first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_QUANTIZED = (
     "*.onnx",
     "onnx/*",
 )
-"""Other formats of the weights, which a repository may have beside its safetensors."""
+"""Other formats of the weights, which a repository may have in addition to its safetensors."""
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -33,27 +33,27 @@ def find_source(
     pin: Callable[[str, str, str], ModelPin],
     there: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return path and models, as the module quantize_source does. Raises FleetError.
+    """Return path and models, as the module quantize_source does. Raise FleetError.
 
-    pin: asks the hub. there: the snapshots that were observed on the host; one that a deployment has is left as it is.
+    pin: queries the hub. there: the snapshots observed on the host; one that a deployment uses is left as it is.
     """
     source, path = str(options["source"]), ("quantize_source",)
     if source.startswith("/"):
         if ".." in source.split("/") or ":" in source:
             raise FleetError(
-                [Problem(path, f"{source!r} is no plain path.", "Give it without .. and without a colon.")]
+                [Problem(path, f"{source!r} is not a plain path.", "Give it without .. and without a colon.")]
             )
         return {"changed": False, "path": source.rstrip("/") or "/", "models": []}
     if not _REPO.fullmatch(source) or ".." in source:
-        what = f"{source!r} is neither a repository of the hub (org/name) nor an absolute path of the host."
-        raise FleetError([Problem(path, what, "Name one.")])
+        what = f"{source!r} is neither a repository on the hub (org/name) nor an absolute path on the host."
+        raise FleetError([Problem(path, what, "Name one of these.")])
     found = pin(source, options["revision"], endpoint)
     include = tuple(options["include"])
     files = found.selection(NOT_QUANTIZED, include)
     if not any(name.endswith(".safetensors") for name in files):
         what = f"{source} has no *.safetensors at {found.commit[:12]}."
         raise FleetError(
-            [Problem(path, what, "Name a repository that has, or convert it: pickles are not loaded.")]
+            [Problem(path, what, "Name a repository that has them, or convert it: pickles are not loaded.")]
         )
     hashes = {name: text for name, text in found.hashes if name in files}
     model = {

@@ -28,7 +28,7 @@ from .rows import (
     unreached_step,
 )
 
-FULL_PERCENT = 90  # of a disk, at which the status names it
+FULL_PERCENT = 90  # how full a disk must be for the status to name it
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DeploymentSummary(JsonRecord):
     """The sums of a deployment.
 
     They count instances that accept requests from clients (`total`), those that serve, those in service, and their
-    load. divided: that it is held, and not all of it runs the held generation; "" if all does.
+    load. divided: says that it is held while some of it runs another generation; "" if none does.
     """
 
     name: str
@@ -56,8 +56,8 @@ class DeploymentSummary(JsonRecord):
 class FleetStatus:
     """The fleet: rows with trouble first, unreached hosts with the reason, and faults of load balancers themselves.
 
-    held: a sentence for each deployment that is held, also for one of which nothing runs. disks: sentences about full
-    ones and full quotas, by host; they stop nothing yet, so the verdict leaves them out.
+    held: a sentence for each deployment that is held, even if nothing of it runs. disks: sentences about full disks and
+    quotas, by host; they stop nothing yet, so the verdict leaves them out.
     """
 
     rows: tuple[StatusRow, ...]
@@ -70,7 +70,7 @@ class FleetStatus:
     held: tuple[str, ...] = ()
 
     def verdict(self) -> str:
-        """Return what does not serve, in one line; "" if everything does."""
+        """Return what does not serve, in one line; "" if everything serves."""
         parts = []
         bad = [row for row in self.rows if not row.well and row.state != NOT_REACHED]
         if bad:
@@ -126,7 +126,7 @@ def status(
     unreached: Mapping[str, str],
     quotas: Mapping[str, int] | None = None,
 ) -> FleetStatus:
-    """Return the status from what instance_status found on each host, and why hosts were not reached.
+    """Return the status from the results of instance_status on each host, and the reasons why hosts were not reached.
 
     quotas: the store_quota of hosts that have one, in bytes.
     """
@@ -192,27 +192,27 @@ def full_disks(host: str, state: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the disks of a host that are nearly full, with the next step."""
     return tuple(
         f"the disk of {item['path']} is {item['percent']} % full ({size(item['free_bytes'])} free). Next: prune.yml "
-        f"--limit {host} shows what nothing needs any more"
+        f"--limit {host} shows what can be removed"
         for item in state.get("disks") or ()
         if item["percent"] >= FULL_PERCENT
     )
 
 
 def full_quota(host: str, state: Mapping[str, Any], quota: int) -> tuple[str, ...]:
-    """Return that the toolkit takes nearly all that it may on a host, with the next step."""
+    """Return that the toolkit uses nearly all of its quota on a host, with the next step."""
     held = state.get("held_bytes")
     if quota <= 0 or held is None or 100 * held < FULL_PERCENT * quota:
         return ()
     return (
         f"images, weights and the content store take {size(held)}, {100 * held // quota} % of store_quota "
-        f"({size(quota)}). Next: prune.yml --limit {host} shows what nothing needs any more",
+        f"({size(quota)}). Next: prune.yml --limit {host} shows what can be removed",
     )
 
 
 def batch_advice(seen: Mapping[str, Mapping[str, Any]], rows: Sequence[StatusRow]) -> dict[str, str]:
-    """Return the next step (with {} for its verb) of deployments of which some instances run another generation.
+    """Return the next step (with {} for its verb) of deployments some of whose instances run another generation.
 
-    site.yml would move all of them at once, those that serve included; these playbooks go by batches.
+    site.yml would move all of them at once, including those that serve; these playbooks work in batches.
     """
     known = {(host, name): item for host, state in seen.items() for name, item in histories(state).items()}
     found: dict[str, str] = {}
@@ -251,7 +251,10 @@ def problems_of(state: Mapping[str, Any]) -> tuple[str, ...]:
     ]
     return (
         *state["problems"],
-        *(f"the record of generations of {name} is not one of this version's" for name in strange),
+        *(
+            f"the record of generations of {name} was written by another version of the toolkit"
+            for name in strange
+        ),
     )
 
 
@@ -314,7 +317,7 @@ def open_rollouts(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str,
 
 
 def holds(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Hold]]:
-    """Return the holds of deployments, by deployment and host; of those that a host was away to lift, none."""
+    """Return the holds of deployments, by deployment and host, without those that ended while a host was away."""
     known = [(host, history) for host, state in seen.items() for history in histories(state).values()]
     lifted: dict[str, str] = {}
     for _unused, history in known:
@@ -326,8 +329,8 @@ def holds(seen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Hold]]:
     return found
 
 
-def divided(name: str, rows: Sequence[StatusRow], held: Mapping[str, Hold]) -> str:
-    """Return that a held deployment runs other generations as well, and what moves them back."""
+def divided_text(name: str, rows: Sequence[StatusRow], held: Mapping[str, Hold]) -> str:
+    """Return that a held deployment also runs other generations, and what moves them back."""
     if not held:
         return ""
     number = max(hold.generation for hold in held.values())  # of one host that was away
@@ -335,9 +338,11 @@ def divided(name: str, rows: Sequence[StatusRow], held: Mapping[str, Hold]) -> s
     if not other:
         return ""
     if not number:
-        return f"{name} is held and not started, and {len(other)} of its instances are there: site.yml removes them"
+        return (
+            f"{name} is held and not started, but {len(other)} of its instances exist: site.yml removes them"
+        )
     return (
-        f"{name} is held at generation {number}, and {len(other)} of {len(rows)} instances run another one: "
+        f"{name} is held at generation {number}, but {len(other)} of {len(rows)} instances run another one: "
         f"rollback.yml -e deployment={name} -e generation={number} moves them, a few at a time"
     )
 
@@ -359,5 +364,5 @@ def summarize_deployment(
         waiting=sum(row.waiting or 0 for row in asked),
         kv=max(kv, default=None),
         notes=tuple(notes),
-        divided=divided(name, rows, held or {}),
+        divided=divided_text(name, rows, held or {}),
     )

@@ -28,7 +28,7 @@ TROUBLE = STATES[: STATES.index(WAITING)]
 WELL = (SERVING, WORKING)
 
 NEXT = {
-    SILENT: "docker logs instinct-{instance} on {host} shows what it does; if it does nothing, restart.yml "
+    SILENT: "docker logs instinct-{instance} on {host} shows what it does; if it does nothing, run restart.yml "
     "-e deployment={deployment} -e instance={instance}",
     DEAD: "its supervisor starts it again; if that does not help, see docker logs instinct-{instance} on {host}",
     CRASHED: "site.yml starts it again",
@@ -40,7 +40,7 @@ NEXT = {
 }
 
 WINDOW = 1800.0
-"""How long a failure counts against an engine that is starting, in seconds."""
+"""How long a failure counts against a starting engine, in seconds."""
 IN, OUT, DOWN, NONE = "in", "out", "down", ""
 
 
@@ -49,8 +49,8 @@ class StatusRow(JsonRecord, add=("well",)):
     """An instance. Load and speed are None if it did not answer; age: seconds in this state.
 
     balancer: IN, OUT, DOWN, "1 of 2" if two load balancers differ, NONE if none has the instance. rank: it works for a
-    server on another host, and has no port of its own. backend: the attention backends that its log
-    proved, "" if none is known.
+    server on another host, and has no port of its own. backend: the attention backends found in its log, "" if none is
+    known.
     """
 
     deployment: str
@@ -148,12 +148,12 @@ def reason_and_next_step(seen: Mapping[str, Any], state: str, host: str) -> tupl
 def unreached_step(host: str, why: str, places: Collection[str]) -> str:
     """Return the next step for a host that was not reached.
 
-    places: where its instances are in the load balancers. What is in service there is not to be drained: it answers the
-    load balancers' checks, and only the way to its host is broken.
+    places: the state of its instances in the load balancers. What is in service there must not be drained: it answers
+    the load balancers' checks, and only the connection to its host is broken.
     """
     if any(place not in (OUT, DOWN, NONE) for place in places):
-        advice = hint(why) or f"check the way to it: ssh {host}"
-        return f"the load balancer's checks reach it, so it serves, and is not to be drained; {advice}"
+        advice = hint(why) or f"check the connection to it: ssh {host}"
+        return f"the load balancer's checks reach it, so it serves: do not drain it; {advice}"
     step = hint(why) or "check the host"
     if DOWN in places:
         return f"{step}; drain.yml --limit {host} keeps it out of service until undrain.yml"
@@ -161,7 +161,7 @@ def unreached_step(host: str, why: str, places: Collection[str]) -> str:
 
 
 def balancer_state(servers: Sequence[Mapping[str, Any]]) -> str:
-    """Return whether the instance is in service, drained or down in all load balancers that have it."""
+    """Return whether the instance is in service, drained or down in the load balancers that have it."""
     words = [OUT if item["state"] != "ready" else IN if item["up"] else DOWN for item in servers]
     if len(set(words)) == 1:
         return words[0]
@@ -181,14 +181,14 @@ def drain_note(servers: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def _balanced_state(servers: Sequence[Mapping[str, Any]]) -> str:
-    """Return the state of an instance that serves, by the load balancers that have it: one that lacks it is trouble."""
+    """Return the state of an instance that serves, by its load balancers: one that does not have it is trouble."""
     if any(item["state"] != "ready" for item in servers):
         return DRAINED
     return SERVING if all(item["up"] for item in servers) else NO_TRAFFIC
 
 
 def other_backend(seen: Mapping[str, Any]) -> str:
-    """That it runs another attention backend than the planned one; "" where it does not, or none is proved."""
+    """Return that it runs another attention backend than planned; "" if it does not, or none was found in its log."""
     proof = seen.get("attention") or {"planned": "", "running": ()}
     running, planned = proof["running"], proof["planned"]
     if not running or planned in running:
@@ -197,7 +197,7 @@ def other_backend(seen: Mapping[str, Any]) -> str:
 
 
 def other_cache(seen: Mapping[str, Any]) -> str:
-    """That vLLM measured a KV cache outside the predicted range; "" where it did not, or either is unknown."""
+    """Return that vLLM measured a KV cache outside the predicted range; "" if it did not, or either is unknown."""
     start = seen.get("start") or {}
     tokens = read_start_log(map(str, start.get("lines") or ())).tokens
     predicted = start.get("predicted_tokens")

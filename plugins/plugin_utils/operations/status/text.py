@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format the fleet's status as a table: trouble first, instances in equal state in one line, 100 columns."""
+"""Format the fleet's status as a table: trouble first, instances in the same state in one line, 100 columns."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _lines(status: FleetStatus, item: DeploymentSummary, full: bool) -> list[Tab
 
 
 def _key(row: StatusRow, full: bool) -> tuple[object, ...]:
-    """Return the key that is equal for rows that share a line.
+    """Return the key that is the same for rows that share a line.
 
     Instances in trouble get a line each, except those of an unreachable host.
     """

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ....module_utils.common.errors import natural
 from ....module_utils.common.paths import BALANCER_DIR
 from ....module_utils.service.endpoint import ADDRESS_FILE
-from ...base.text import listed, plural
+from ...base.text import join_names, plural
 from ..desired.actions import Action
 from ..desired.endpoint_settings import BalancerHost, ObservedBalancer
 from ..inventory.groups import BALANCERS
@@ -71,7 +71,7 @@ class FormerBalancer:
             return ""
         if not self.others:
             return "It is the only one: without it, clients reach instances on their own hosts alone."
-        return f"It learns of no change, and drains nothing; clients use {listed(self.others)}."
+        return f"It learns of no change, and drains nothing; clients use {join_names(self.others)}."
 
     def _way_out(self) -> str:
         if self.phase:

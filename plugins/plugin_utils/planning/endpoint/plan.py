@@ -11,7 +11,7 @@ from ....module_utils.common.errors import Problem
 from ....module_utils.common.hashing import canonical
 from ....module_utils.credentials.instance_key import NO_KEY, InstanceKey
 from ....module_utils.service.endpoint import OPERATOR
-from ...base.text import listed
+from ...base.text import join_names
 from ..desired.endpoint_settings import NOT_IN_RUN, BalancerHost, BalancerSettings, ObservedBalancer
 from ..desired.fleet import ANY, LOCAL, Host
 from .backends import (
@@ -146,7 +146,7 @@ def plan_balancers(
     in_clear = _reached_in_clear(hosts, gpu_hosts)
     if in_clear:
         warnings.append(
-            f"prompts, answers and the instances' key go unencrypted from load balancers to {listed(in_clear)}: "
+            f"prompts, answers and the instances' key go unencrypted from load balancers to {join_names(in_clear)}: "
             "nobody else may read that network (docs/security.md)"
         )
     plans = []
@@ -157,7 +157,7 @@ def plan_balancers(
             problems += found
             if unreached:
                 warnings.append(
-                    f"load balancer {host.name} cannot reach the running instances of {listed(unreached)} before "
+                    f"load balancer {host.name} cannot reach the running instances of {join_names(unreached)} before "
                     "upgrade.yml or site.yml changes them: until then it serves without them"
                 )
     warnings += departures([(plan.host, names_of(plan.backends).values()) for plan in plans], endpoint.fleet)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ...base.text import listed, plural, wrap
+from ...base.text import join_names, plural, wrap
 from ..desired.actions import Action
 from ..endpoint.backends import Backend, Subset, deployments_of
 from ..endpoint.balancer_plan import BalancerPlan
@@ -71,7 +71,7 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
     lines += _assumed(plan)
     warnings = [(warning, host.host.name) for host in plan.hosts for warning in host.warnings]
     warnings += [(warning, item.host.name) for item in plan.balancers for warning in item.warnings]
-    notes = [*plan.warnings, *(f"{listed(hosts)}: {text}" for text, hosts in _by_text(warnings))]
+    notes = [*plan.warnings, *(f"{join_names(hosts)}: {text}" for text, hosts in _by_text(warnings))]
     notes += [f"deployments {', '.join(names)}: {text}" for text, names in once.items()]
     if notes:
         lines += ["", "Warnings", *(f"  {note}" for note in notes)]
@@ -79,7 +79,8 @@ def explain(plan: FleetPlan, full: bool = False) -> str:
     if absent:
         lines += ["", "Excluded hosts"]
         lines += [
-            f"  {listed(hosts)}: {text}" for text, hosts in _by_text((absent[name], name) for name in absent)
+            f"  {join_names(hosts)}: {text}"
+            for text, hosts in _by_text((absent[name], name) for name in absent)
         ]
     return "\n".join(lines)
 
@@ -109,7 +110,7 @@ def _assumed(plan: FleetPlan) -> list[str]:
     declared = [host.host.name for host in plan.hosts if host.assumed]
     lines = ["", "Assumed until the hosts are contacted; where it does not hold, an online plan differs"]
     for fact, hosts in facts:
-        text = fact if hosts == declared else f"{listed(hosts)}: {fact}"
+        text = fact if hosts == declared else f"{join_names(hosts)}: {fact}"
         lines += wrap(text, WIDTH, "  - ", "    ")
     return lines
 
@@ -131,7 +132,7 @@ def _balancer(plan: BalancerPlan, full: bool) -> list[str]:
             "model", f"{', '.join(backend.models)}: {_deployments(backend)} on {where}{how}"
         )
         for subset in backend.subsets:
-            where = listed(list(dict.fromkeys(member.host for member in subset.members)))
+            where = join_names(list(dict.fromkeys(member.host for member in subset.members)))
             lines += titled_paragraph(
                 "model", f"{', '.join(subset.models)}: {_deployments(subset)} on {where}"
             )
@@ -160,7 +161,7 @@ def _alike(hosts: Iterable[HostPlan]) -> list[tuple[str, HostPlan]]:
         # Spec hashes differ between nodes whose group numbers differ, which does not matter to the reader.
         shape = tuple((item.kind, item.target, _bare(item.before), item.reason) for item in host.actions)
         groups.setdefault((shape, _gpus(host)), []).append(host)
-    return [(listed([item.host.name for item in group]), group[0]) for group in groups.values()]
+    return [(join_names([item.host.name for item in group]), group[0]) for group in groups.values()]
 
 
 def _by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:

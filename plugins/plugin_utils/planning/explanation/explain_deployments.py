@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...base.text import listed
+from ...base.text import join_names
 from ...knowledge.sizing.fit import Fit
 from ...knowledge.vllm.settings import flag_argv
 from ..desired.actions import size
@@ -58,7 +58,7 @@ class DeploymentText:
         )
         place = f"{many} over {where}" if self.groups else f"{many} per host"
         lines = [
-            f"Deployment {deployment.name} on {listed(self.hosts)}: {place}, "
+            f"Deployment {deployment.name} on {join_names(self.hosts)}: {place}, "
             f"vLLM {instance.tuned.release.requested}{goal}"
         ]
         for hosts, (master, ports) in self.groups.items():

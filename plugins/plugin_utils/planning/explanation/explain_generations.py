@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ...base.text import listed, plural, wrap
+from ...base.text import join_names, plural, wrap
 from ..generations.restore import rollback_resources
 from ..generations.sources import INVENTORY, RUNNING
 from ..instances.planned import RecordedInstance
@@ -33,7 +33,9 @@ def stored_lines(plan: FleetPlan, full: bool) -> list[str]:
             first = next((item for item in mine if isinstance(item, RecordedInstance)), None)
             if first:
                 found.setdefault(first, []).append(host.host.name)
-        where = listed(list(dict.fromkeys(name for names in found.values() for name in names))) or "no host"
+        where = (
+            join_names(list(dict.fromkeys(name for names in found.values() for name in names))) or "no host"
+        )
         number = "as it runs" if revision.generation is None else f"generation {revision.generation}"
         lines += ["", f"Deployment {revision.deployment} on {where}: {number}, from the nodes' own records"]
         lines += titled_paragraph("because", f"{MEANING[kind]}{f' ({revision.why})' if revision.why else ''}")
@@ -72,7 +74,7 @@ def kept_lines(plan: FleetPlan) -> list[str]:
     if not hosts:
         return []
     lines = ["", "Kept for a rollback only (without them these generations cannot be restored)"]
-    return [*lines, *(f"  {listed(names)}: {text}" for text, names in hosts.items())]
+    return [*lines, *(f"  {join_names(names)}: {text}" for text, names in hosts.items())]
 
 
 def _numbers(users: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ....module_utils.common.paths import DATA_DIR, DOCKER_ROOT, UNPACK_FACTOR
 from ....module_utils.content.transfer_names import build_name, image_name, model_name
-from ...base.text import listed, plural
+from ...base.text import join_names, plural
 from ..changes.actions import ImageStep, ModelStep
 from ..changes.disk_space import disk_of
 from ..desired.actions import DEBIAN, Action, size
@@ -134,7 +134,7 @@ def plan_transfers(
             found.append(transfer)
             for member, step in able:
                 room[member.host.name][need.kind] -= step.bytes or 0
-    return tuple(found), tuple(f"{listed(list(hosts))}: {text}" for text, hosts in warnings.items())
+    return tuple(found), tuple(f"{join_names(list(hosts))}: {text}" for text, hosts in warnings.items())
 
 
 def _needs(
@@ -400,7 +400,7 @@ def transfer_lines(transfers: Sequence[Transfer]) -> list[str]:
     for item in transfers:
         seed = item.seed.host.name
         first = f"{size(item.bytes)} from {item.origin} to {seed}" if item.origin else f"{seed} has it"
-        hosts = listed([member.host.name for member in item.receivers])
+        hosts = join_names([member.host.name for member in item.receivers])
         lacking = sum(not member.has for member in item.receivers)
         total = f"{size(item.bytes * lacking)} " if item.bytes and lacking else ""
         if item.kind == BUILD and item.origin:

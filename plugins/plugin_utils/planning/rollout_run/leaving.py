@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ....module_utils.common.errors import Problem, natural
 from ....module_utils.service.minimum import DEFAULT_MIN_AVAILABLE, WORD, Count, resolve_count
-from ...base.text import listed
+from ...base.text import join_names
 from ..endpoint.backends import names_of
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.servers import BackendServer, Instance
@@ -44,7 +44,7 @@ def leaving_problems(plan: FleetPlan, min_available: Count | None) -> tuple[Prob
 
 
 def _problem(share: _Share, kept: int, given: Count) -> Problem:
-    hosts = listed(share.hosts)
+    hosts = join_names(share.hosts)
     what = (
         f"{share.label}: {share.serving} of {share.total} serve; without {hosts}, which left the inventory, "
         f"{share.left} would be left, and {kept} must stay in service (rollout_min_available: {given})."

@@ -9,7 +9,7 @@ from ....module_utils.common.errors import natural
 from ....module_utils.common.hashing import text_hash
 from ....module_utils.credentials.api_keys import key_marks
 from ....module_utils.service.endpoint import ADDRESS_FILE
-from ...base.text import listed, plural
+from ...base.text import join_names, plural
 from ..endpoint.backends import names_of
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.servers import bracketed, seen_servers
@@ -50,8 +50,8 @@ def _names(plan: BalancerPlan) -> Iterable[str]:
                 else "are served from their first instances"
             )
             yield (
-                f"model {model} ends with its last instance; clients ask for {listed(sorted(others))} instead, which "
-                f"{since} on"
+                f"model {model} ends with its last instance; clients ask for {join_names(sorted(others))} instead, "
+                f"which {since} on"
             )
         else:
             yield f"model {model} ends with its last instance: no deployment serves it any longer"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from ....module_utils.common.errors import Problem
 from ....module_utils.service.minimum import WORD
-from ...base.text import listed
+from ...base.text import join_names
 from ..endpoint.servers import Instance
 from ..plan.host_plan import FleetPlan
 from .rules import CAPACITY, IN_USE, TAKEN, Violation
@@ -69,4 +69,4 @@ def proof_lines(found: Simulation) -> list[str]:
 
 def _at(text: str, balancers: Iterable[str], everyone: set[str]) -> str:
     names = list(dict.fromkeys(balancers))
-    return text if set(names) == everyone else f"{text} at load balancer {listed(names)}"
+    return text if set(names) == everyone else f"{text} at load balancer {join_names(names)}"
