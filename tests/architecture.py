@@ -29,7 +29,7 @@ READ_AFTER = {
     "CHECKS": "*Read now:* pins, models, the load balancers' secrets "
     "([`run_reading.py`](../plugins/plugin_utils/actions/run_reading.py)).",
     "DRAFT": "*While a host cannot:* it is excluded, and all of this is done again without it.",
-    "LIMITS": "*Asked now:* whether hosts may fetch what they need.",
+    "LIMITS": "*Asked now:* whether hosts may fetch what is missing.",
     "RUN": "*Then, if the run measures,* `bench_plan`:",
 }
 WIDTH, LINE, PAD, SIDE = 1000, 26, 8, 130

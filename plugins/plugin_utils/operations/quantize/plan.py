@@ -163,7 +163,8 @@ def _lines(
     source, settings = facts["source"], record["settings"]
     cache = " with an FP8 KV cache" if request.kv_cache else ""
     return (
-        f"{source['repo']} at {source['commit'][:12]}: {human_size(source['bytes'])} in {plural(source['files'], 'file')}",
+        f"{source['repo']} at {source['commit'][:12]}: {human_size(source['bytes'])} in "
+        f"{plural(source['files'], 'file')}",
         f"{scheme.key}{cache}: {scheme.title}, by {record['backend']}",
         f"{'the whole model' if settings['mode'] == WHOLE else 'file by file'} on {place}",
         f"stays as it is: {', '.join(settings['exclude']) or 'nothing'}",
