@@ -77,7 +77,7 @@ def test_live_asks_without_draining(endpoint: Endpoint) -> None:
     found = report(endpoint.lab)
     assert found["live"] is True
     assert found["deployments"]["llama"]["tasks"] == {}
-    assert "live: the instances served meanwhile" in run.out
+    assert "live: the instances served at the same time" in run.out
 
 
 def test_an_unknown_task_is_refused_before_an_instance_is_drained(endpoint: Endpoint) -> None:

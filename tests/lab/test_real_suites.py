@@ -213,7 +213,7 @@ def test_what_is_no_data_set_is_said_before_anything_is_measured(serving: Lab, c
         ("/no/chats.json", "/no/chats.json cannot be read on the control node"),
         (
             str(wrong),
-            f'{wrong} does not have the form of the data set sharegpt: entry 1, turn 2: it has no "value"',
+            f'{wrong} does not have the form of the data set sharegpt: entry 1, turn 2: it has no text "value"',
         ),
     ):
         arguments = json.dumps(

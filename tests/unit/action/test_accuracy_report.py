@@ -171,7 +171,7 @@ def test_passages_that_another_tokenizer_split_are_named(report: Report) -> None
     for row in longer["passages"][:3]:
         row["tokens"] += 1
     result = report({"n1": [longer]}, run="two")
-    assert "3 of 28 passages have another number of tokens than in the run before" in result["text"]
+    assert "3 of 28 passages have a different number of tokens than in the previous run" in result["text"]
 
 
 def test_the_deployments_of_a_run_are_corrected_together(report: Report) -> None:

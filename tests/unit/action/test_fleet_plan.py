@@ -332,7 +332,7 @@ def test_a_suite_is_checked_for_what_a_run_measures(fleet: Fleet) -> None:
 
     run = fleet.run("-e", "benchmark_suite=seed-latency", playbook_text=MEASURED)
     assert run.returncode == 2
-    assert "seed-latency has offline benchmarks (latency), for which instances stop" in run.stdout
+    assert "seed-latency has offline benchmarks (latency), which stop instances" in run.stdout
 
 
 @pytest.mark.deep

@@ -105,14 +105,14 @@ def test_one_host_packs_while_others_go_on(tmp_path: Path, records: CacheRecords
     ("answers", "warned"),
     [
         ({"packed": {"bundles": {KEY: RECORD}}, "sent": b"tampered"}, "does not have the SHA-256"),
-        ({"packed": {"bundles": {KEY: RECORD}}, "sent": b"short"}, "has 5 bytes, and not 8"),
+        ({"packed": {"bundles": {KEY: RECORD}}, "sent": b"short"}, "has 5 bytes, not 8"),
         ({"packed": {"bundles": {KEY: RECORD}}, "sent": CONTENT * 2}, "is longer than the 8 bytes"),
-        ({"packed": {"bundles": {KEY: {**RECORD, "sha256": "/../../x"}}}}, "no SHA-256"),
+        ({"packed": {"bundles": {KEY: {**RECORD, "sha256": "/../../x"}}}}, "not a SHA-256"),
         (
             {"packed": {"bundles": {KEY: {**RECORD, "bytes": 2**31}}}},
-            "for bytes, which is no number from 0 to 107374",
+            "for bytes, which is not a number from 0 to 107374",
         ),
-        ({"packed": {"bundles": {KEY: {**RECORD, "files": -1}}}}, "for files, which is no number"),
+        ({"packed": {"bundles": {KEY: {**RECORD, "files": -1}}}}, "for files, which is not a number"),
         ({"packed": {"bundles": {}, "warnings": ["too large"]}}, "too large"),
         ({"packed": {"bundles": {}, "failed": True, "msg": "no disk"}}, "no disk"),
     ],

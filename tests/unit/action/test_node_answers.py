@@ -52,7 +52,7 @@ def test_what_is_no_hash(value: Any) -> None:
 @pytest.mark.parametrize("value", [None, True, -1, 11, 1.5, "7", float("nan"), [7]])
 def test_what_is_no_size(value: Any) -> None:
     assert [size_in({"bytes": good}, "bytes", 10) for good in (0, 7, 10)] == [0, 7, 10]
-    with pytest.raises(AnswerError, match="for bytes, which is no number from 0 to 10"):
+    with pytest.raises(AnswerError, match="for bytes, which is not a number from 0 to 10"):
         size_in({"bytes": value}, "bytes", 10)
 
 
@@ -124,7 +124,7 @@ def test_a_file_of_its_size_arrives(tmp_path: Path, size: int) -> None:
 
 
 def test_a_shorter_file_and_one_that_cannot_be_read_leave_nothing(tmp_path: Path) -> None:
-    with pytest.raises(AnswerError, match="/n/x has 3 bytes, and not 7 as the host said"):
+    with pytest.raises(AnswerError, match="/n/x has 3 bytes, not 7 as the host said"):
         fetch(connection(lambda target: Path(target).write_bytes(b"abc")), "/n/x", tmp_path / "x", 7)
 
     def refuse(_target: str) -> None:

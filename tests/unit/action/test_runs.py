@@ -47,7 +47,7 @@ def test_a_task_whose_controller_was_killed_takes_no_lease() -> None:
     """It would have the name of no process, and nothing would tell that it is over."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait(GENEROUS)
-    with pytest.raises(AnsibleError, match="has ended, so it changes nothing"):
+    with pytest.raises(AnsibleError, match="has ended, so the task changed nothing"):
         identity(process.pid)
 
 

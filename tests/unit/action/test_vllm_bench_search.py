@@ -154,7 +154,7 @@ def test_an_engine_that_dies_fails_alone(tmp_path: Path) -> None:
     assert answer["msg"] == "1 of 2 searches failed. llama-0: in16-out16-c16: the engine is gone"
     dead, alive = answer["searches"]
     assert (dead["value"], alive["value"]) == (None, 6)
-    assert dead["why"] == "the search ended before: in16-out16-c16: the engine is gone"
+    assert dead["why"] == "the search ended early: in16-out16-c16: the engine is gone"
     assert [entry["error"] for entry in answer["benchmarks"] if entry["error"]] == ["the engine is gone"]
 
 
@@ -202,7 +202,7 @@ def test_a_call_that_fails_itself_keeps_what_was_found(tmp_path: Path) -> None:
     node.module = refused  # type: ignore[method-assign]
     answer = search(node, suite_file(tmp_path))
     assert (answer["failed"], answer["msg"], len(answer["benchmarks"])) == (True, "Docker does not answer", 2)
-    assert answer["searches"][0]["why"] == "the search ended before: it was interrupted"
+    assert answer["searches"][0]["why"] == "the search ended early: it was interrupted"
 
 
 def test_check_mode_asks_for_the_first_probes_only(tmp_path: Path) -> None:

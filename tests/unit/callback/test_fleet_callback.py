@@ -210,7 +210,7 @@ def test_messages(fleet: Any, data: dict[str, Any], text: str) -> None:
         ),
         (
             "Module result deserialization failed: No start of json char found",
-            "Something else than the module's answer",
+            "The host did not return the module's answer",
         ),
     ],
 )

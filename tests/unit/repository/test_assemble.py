@@ -110,7 +110,7 @@ def test_files_may_import_the_same(tmp_path: Path) -> None:
         (LOW, f"{PROGRAM}\nLOWEST = 2\n", "LOWEST is of"),
         (LOW, f"{PROGRAM}\ndef json(): ...\n", "json is of"),
         (LOW, PROGRAM.replace("import sys", "import sys as json"), "json is of"),
-        (LOW, f"{PROGRAM}\nimport os\n", "do not stand together"),
+        (LOW, f"{PROGRAM}\nimport os\n", "are not in one place"),
         (LOW.replace("import json", "FIRST = 1\n\nimport json"), PROGRAM, "only the program"),
     ],
 )
