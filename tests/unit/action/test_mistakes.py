@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 
 GROUP_VARS = "group_vars/instinct"
 DEPLOYMENTS = f"{GROUP_VARS}/deployments.yml"
@@ -272,33 +270,31 @@ AT_NIGHT = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def playbooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playbooks]:
+    """Runs in which whoever is contacted is noted."""
+    home = tmp_path_factory.mktemp("home")
+    ssh = home / "ssh"
+    ssh.write_text('#!/bin/sh\necho $@ >> "$CONTACTED"\nexit 255\n', encoding="utf-8")
+    ssh.chmod(0o755)
+    running = Playbooks(home, {"ANSIBLE_SSH_EXECUTABLE": str(ssh)})
+    yield running
+    running.close()
+
+
 @pytest.mark.parametrize(
     "name", [*MISTAKES, *(pytest.param(name, marks=pytest.mark.deep) for name in AT_NIGHT)]
 )
-def test_it_ends_the_run_and_says_what_to_do(name: str, tmp_path: Path) -> None:
+def test_it_ends_the_run_and_says_what_to_do(name: str, tmp_path: Path, playbooks: Playbooks) -> None:
     mistake = {**MISTAKES, **AT_NIGHT}[name]
     shutil.copytree(ROOT / "inventory/example", tmp_path / "mine")
     mistake.change(tmp_path / "mine")
     before = written(tmp_path / "mine")
     contacted = tmp_path / "contacted"
-    ssh = tmp_path / "ssh"
-    ssh.write_text(f"#!/bin/sh\necho $@ >> {contacted}\nexit 255\n", encoding="utf-8")
-    ssh.chmod(0o755)
     given = ("-i", mistake.inventory) if mistake.inventory else ()
-    run = subprocess.run(
-        [
-            str(Path(sys.executable).parent / "ansible-playbook"), *given, *mistake.args,
-            *(OFFLINE if mistake.offline else ()), str(ROOT / f"playbooks/{mistake.playbook}.yml"),
-        ],
-        cwd=tmp_path,
-        env={
-            "PATH": os.environ["PATH"], "HOME": str(tmp_path), "LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_SSH_EXECUTABLE": str(ssh),
-        },
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
+    run = playbooks.run(
+        *given, *mistake.args, *(OFFLINE if mistake.offline else ()), str(ROOT / f"playbooks/{mistake.playbook}.yml"),
+        cwd=tmp_path, env={"CONTACTED": str(contacted)},
     )  # fmt: skip
     output = run.stdout + run.stderr
     assert run.returncode != 0, output
@@ -313,12 +309,12 @@ def written(place: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
-def test_the_marker_works(tmp_path: Path) -> None:
+def test_the_marker_works(tmp_path: Path, playbooks: Playbooks) -> None:
     """Without a mistake, the hosts are contacted."""
     mistake = Mistake((), offline=False)
     MISTAKES["none"] = mistake
     try:
         with pytest.raises(AssertionError, match="exists"):
-            test_it_ends_the_run_and_says_what_to_do("none", tmp_path)
+            test_it_ends_the_run_and_says_what_to_do("none", tmp_path, playbooks)
     finally:
         del MISTAKES["none"]

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real runs of ansible-playbook that cost what the playbook does: Ansible is imported once for all of them.
+
+A process imports Ansible and the planner, with the environment that it is given, and each run is a fork of it, as if it
+had just started. That costs a second of computing, which a file of tests would otherwise pay for each of its runs. They
+come one after the other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests import ROOT
+
+PROGRAM = str(Path(sys.executable).parent / "ansible-playbook")
+
+
+class Playbooks:
+    """ansible-playbook with one environment, for any number of runs. A run may have more variables, none of Ansible's.
+
+    env: beside the path and this checkout's ansible.cfg; home: the home directory.
+    """
+
+    def __init__(self, home: Path, env: Mapping[str, str] | None = None) -> None:
+        every = {
+            "PATH": os.environ["PATH"], "HOME": str(home), "LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            **{key: value for key, value in os.environ.items() if key.startswith("COVERAGE_")},
+        }  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, PROGRAM],
+            cwd=ROOT, env={**every, **(env or {})}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(
+        self, *args: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it to its end; what it printed, and its exit code, which is negative for a signal."""
+        assert not [name for name in env or () if name.startswith("ANSIBLE_")]
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
+            order = {"args": args, "cwd": str(cwd), "env": dict(env or {}), "files": files}
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            code = int(self._process.stdout.readline())
+            said = []
+            for file in (out, err):
+                file.seek(0)
+                said.append(file.read().decode())
+        return subprocess.CompletedProcess([PROGRAM, *args], code, *said)
+
+    def close(self) -> None:
+        """End the process that runs are forked from."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+def _serve() -> None:
+    """Fork a run for each line of the input; return in a run alone, with its arguments in sys.argv."""
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            _begin(json.loads(line))
+            return
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    sys.exit()
+
+
+def _begin(order: dict[str, Any]) -> None:
+    """Become a process that has just imported Ansible."""
+    os.chdir(order["cwd"])
+    os.environ.update(order["env"])
+    files = [os.open(os.devnull, os.O_RDONLY), *(os.open(name, os.O_WRONLY) for name in order["files"])]
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    sys.argv = [sys.argv[1], *order["args"]]
+    # What it made when it was imported, and removes at its end, is the process's own.
+    atexit._clear()
+    constants = importlib.import_module("ansible.constants")
+    parent = Path(constants.DEFAULT_LOCAL_TMP).parent
+    own = tempfile.TemporaryDirectory(prefix=f"ansible-local-{os.getpid()}", dir=parent)
+    constants.DEFAULT_LOCAL_TMP = own.name
+    atexit.register(own.cleanup)
+
+
+def _import() -> None:
+    """Import what every run imports, and what makes a plan, of the collection that the environment has."""
+    cli = importlib.import_module("ansible.cli")
+    importlib.import_module("ansible.cli.playbook")
+    cli.init_plugin_loader()
+    cli.init_plugin_loader = lambda *_: None  # a run's own call
+    for name in ("plugin_utils.actions.bytecode", "action.fleet_plan"):
+        importlib.import_module(f"ansible_collections.instinct.fleet.plugins.{name}")
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    sys.path.remove(str(ROOT))  # where this file was found, and no ansible-playbook looks
+    _import()
+    _serve()
+    sys.modules["ansible.cli.playbook"].PlaybookCLI.cli_executor()
