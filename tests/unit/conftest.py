@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures for unit tests: run a module's main() in this process, as Ansible would."""
+"""Fixtures for unit tests: run a module's main() in this process, as Ansible would, and playbooks."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ansible.module_utils.testing import patch_module_args
 from hypothesis import HealthCheck, Phase, settings
 
 from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 
 # How long an example takes, or its data takes to be drawn, is the machine's affair. A failure is reported as it was
 # drawn: shrinking takes up to five minutes where an example starts processes. HYPOTHESIS_PROFILE=shrink shrinks it.
@@ -39,6 +40,14 @@ RunModule = Callable[..., tuple[dict[str, Any], bool]]
 def root() -> Path:
     """The repository's root."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def playbooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playbooks]:
+    """ansible-playbook in this checkout, imported once."""
+    running = Playbooks(tmp_path_factory.mktemp("home"))
+    yield running
+    running.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_ru
 
 from lab.hub import make, server
 from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 from tests.worlds.fake_registry import IMAGE, digest, running_registry
 from tests.worlds.generations_world import HELD
 from tests.worlds.plan_world import DIGEST, LOCK, SOFTWARE, apply_to_state, deployment, plan, state
@@ -97,6 +97,7 @@ class Fleet:
     """An inventory of local hosts in a directory of its own."""
 
     place: Path
+    playbooks: Playbooks
 
     @property
     def inventory(self) -> Path:
@@ -122,27 +123,7 @@ class Fleet:
     def run(self, *args: str, playbook_text: str = PLAYBOOK) -> subprocess.CompletedProcess[str]:
         playbook = self.place / "plan.yml"
         playbook.write_text(playbook_text, "utf-8")
-        env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.place),
-            "LC_ALL": "C.UTF-8",
-            "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        }
-        command = [
-            str(Path(sys.executable).parent / "ansible-playbook"),
-            "-i",
-            str(self.inventory),
-            str(playbook),
-        ]
-        return subprocess.run(
-            [*command, *args],
-            cwd=self.place,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return self.playbooks.run("-i", str(self.inventory), str(playbook), *args, cwd=self.place)
 
     def result(self, of: str = "result") -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.place / f"{of}.json").read_text(encoding="utf-8"))
@@ -150,8 +131,8 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path)
+def fleet(tmp_path: Path, playbooks: Playbooks) -> Fleet:
+    return Fleet(tmp_path, playbooks)
 
 
 def test_a_plan_of_three_hosts(fleet: Fleet) -> None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +22,7 @@ import yaml
 
 from tests import ROOT
 from tests.helpers.actions import write_runtime
+from tests.helpers.playbooks import Playbooks
 from tests.playbook_variables import load, tasks
 from tests.worlds.generations_world import llama, run
 from tests.worlds.plan_world import LOCK, state
@@ -87,17 +86,17 @@ def served() -> dict[str, Any]:
     return {name: {**found, "balancer": NO_BALANCER} for name, found in states.items()}
 
 
-def play(
-    place: Path,
-    playbook: str,
-    states: Mapping[str, Any],
-    wanted: Any,
-    *args: str,
-    after: Mapping[str, Any] | None = None,
-    balancers: tuple[str, ...] = (),
-    **variables: Any,
-) -> Played:
-    """Run a playbook of the collection, copied so that its modules can be replaced."""
+@dataclass
+class Fakes:
+    """The collection, whose modules only note that they were called."""
+
+    collection: Path
+    playbooks: Playbooks
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fakes]:
+    place = tmp_path_factory.mktemp("fakes")
     collection = place / "collections/ansible_collections/instinct/fleet"
     (collection / "plugins/action").mkdir(parents=True)
     (collection / "plugins/modules").mkdir()
@@ -123,6 +122,27 @@ def play(
     text, count = REBOOT.subn("instinct.fleet.rebooted:\n", reboot.read_text(encoding="utf-8"))
     assert count == 1
     reboot.write_text(text, encoding="utf-8")
+    more = {
+        "ANSIBLE_COLLECTIONS_PATH": str(place / "collections"), "ANSIBLE_ROLES_PATH": str(collection / "roles"),
+        "ANSIBLE_ACTION_PLUGINS": "", "ANSIBLE_LIBRARY": "",
+    }  # fmt: skip
+    playbooks = Playbooks(place, more)
+    yield Fakes(collection, playbooks)
+    playbooks.close()
+
+
+def play(
+    fakes: Fakes,
+    place: Path,
+    playbook: str,
+    states: Mapping[str, Any],
+    wanted: Any,
+    *args: str,
+    after: Mapping[str, Any] | None = None,
+    balancers: tuple[str, ...] = (),
+    **variables: Any,
+) -> Played:
+    """Run a playbook of the collection."""
     for name, found in states.items():
         (place / f"{name}.json").write_text(json.dumps(found), encoding="utf-8")
         (place / f"{name}.after").write_text(json.dumps((after or {}).get(name, found)), encoding="utf-8")
@@ -150,15 +170,9 @@ def play(
     )
     (inventory / "fleet.lock.json").write_text(json.dumps(LOCK.to_json()), encoding="utf-8")
     (place / "log").touch()
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(inventory),
-         str(collection / f"playbooks/{playbook}.yml"), *args],
-        env={
-            **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "FAKE": str(place),
-            "ANSIBLE_COLLECTIONS_PATH": str(place / "collections"), "ANSIBLE_ROLES_PATH": str(collection / "roles"),
-            "ANSIBLE_ACTION_PLUGINS": "", "ANSIBLE_LIBRARY": "",
-        },
-        cwd=place, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+    done = fakes.playbooks.run(
+        "-i", str(inventory), str(fakes.collection / f"playbooks/{playbook}.yml"), *args,
+        cwd=place, env={"FAKE": str(place)},
     )  # fmt: skip
     calls: dict[str, list[str]] = {}
     asked = []
@@ -204,9 +218,11 @@ SERVER = "vllm_server"
         pytest.param("restart", NOW, ("--limit", "n3", "-e", "deployment=llama"), "", marks=pytest.mark.deep),
     ],
 )
-def test_one_of_three(tmp_path: Path, playbook: str, wanted: Any, args: tuple[str, ...], called: str) -> None:
+def test_one_of_three(
+    fakes: Fakes, tmp_path: Path, playbook: str, wanted: Any, args: tuple[str, ...], called: str
+) -> None:
     stopped = HOSTS[:2] if playbook in ("deploy", "site", "partition") else ()
-    done = play(tmp_path, playbook, sick(served(), *stopped), wanted, *args)
+    done = play(fakes, tmp_path, playbook, sick(served(), *stopped), wanted, *args)
     assert done.rc == 2, done.out
     assert done.failed == ["n3"], done.out
     assert f"failed: [n3]: {WRONG}" in done.out
@@ -215,31 +231,31 @@ def test_one_of_three(tmp_path: Path, playbook: str, wanted: Any, args: tuple[st
         assert called in done.calls[name]
 
 
-def test_without_a_sick_host_nothing_fails(tmp_path: Path) -> None:
-    done = play(tmp_path, "site", served(), NOW)
+def test_without_a_sick_host_nothing_fails(fakes: Fakes, tmp_path: Path) -> None:
+    done = play(fakes, tmp_path, "site", served(), NOW)
     assert done.rc == 0, done.out
     assert "failed: [" not in done.out
 
 
-def test_a_sick_host_that_is_the_load_balancer_still_changes_it(tmp_path: Path) -> None:
+def test_a_sick_host_that_is_the_load_balancer_still_changes_it(fakes: Fakes, tmp_path: Path) -> None:
     """It fails at the end of the run, as the instances of the others need it until then."""
-    done = play(tmp_path, "deploy", sick(served(), "n1", "n2"), NOW, balancers=("n3",))
+    done = play(fakes, tmp_path, "deploy", sick(served(), "n1", "n2"), NOW, balancers=("n3",))
     assert (done.rc, done.failed) == (2, ["n3"]), done.out
     assert "haproxy_config" in done.calls["n3"]
     assert SERVER not in done.calls["n3"]
     assert done.out.index(f"failed: [n3]: {WRONG}") > done.out.rindex("Update the load balancers")
 
 
-def test_a_reboot_mends_what_kept_a_host_from_being_planned(tmp_path: Path) -> None:
+def test_a_reboot_mends_what_kept_a_host_from_being_planned(fakes: Fakes, tmp_path: Path) -> None:
     states = sick(served())
-    done = play(tmp_path, "prepare", states, NOW, "-e", "reboot=true", after={"n3": served()["n3"]})
+    done = play(fakes, tmp_path, "prepare", states, NOW, "-e", "reboot=true", after={"n3": served()["n3"]})
     assert (done.rc, done.failed) == (0, []), done.out
     assert "rebooted" in done.calls["n3"]
 
 
-def test_a_host_that_no_reboot_mends_fails_with_what_is_wrong(tmp_path: Path) -> None:
+def test_a_host_that_no_reboot_mends_fails_with_what_is_wrong(fakes: Fakes, tmp_path: Path) -> None:
     states = sick(served())
-    done = play(tmp_path, "prepare", states, NOW, "-e", "reboot=true", after={"n3": states["n3"]})
+    done = play(fakes, tmp_path, "prepare", states, NOW, "-e", "reboot=true", after={"n3": states["n3"]})
     assert (done.rc, done.failed) == (2, ["n3"]), done.out
     assert "rebooted" in done.calls["n3"]
     assert f"failed: [n3]: {WRONG}" in done.out
@@ -266,9 +282,11 @@ def balanced() -> dict[str, Any]:
     return states
 
 
-def test_an_offline_benchmark_drains_what_it_stops_and_returns_all_of_it(tmp_path: Path) -> None:
+def test_an_offline_benchmark_drains_what_it_stops_and_returns_all_of_it(
+    fakes: Fakes, tmp_path: Path
+) -> None:
     args = ("--tags", "latency", "-e", "at_once=true")
-    done = play(tmp_path, "benchmark", balanced(), NOW, *args, balancers=("n1",))
+    done = play(fakes, tmp_path, "benchmark", balanced(), NOW, *args, balancers=("n1",))
     assert (done.rc, done.failed) == (0, []), done.out
     asked: dict[str, set[str]] = {"drain": set(), "ready": set()}
     for given in done.asked:
