@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 from tests.worlds.compared_runs import interleaved, row, side, store
 
-PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
+Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -44,18 +44,22 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, *args: str) -> tuple[int, str]:
-    """Run compare.yml; return its exit code and what it printed."""
-    command = [PLAYBOOK, "-i", str(place / "hosts.yml"), "-e", f"benchmark_results_dir={place}/results"]
-    for argument in args:
-        command += ["-e", argument]
-    done = subprocess.run(
-        [*command, str(ROOT / "playbooks/compare.yml")],
-        cwd=place, env={"PATH": "/usr/bin:/bin", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
-                        "HOME": str(place)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def run(place: Path, playbooks: Playbooks) -> Run:
+    """Run compare.yml; its exit code and what it printed."""
+
+    def run(*args: str) -> tuple[int, str]:
+        given = [
+            word
+            for argument in (f"benchmark_results_dir={place}/results", *args)
+            for word in ("-e", argument)
+        ]
+        done = playbooks.run(
+            "-i", str(place / "hosts.yml"), *given, str(ROOT / "playbooks/compare.yml"), cwd=place
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
 
 
 SLOW = ("a=slow-new-0,slow-new-1,slow-new-2,slow-new-3,slow-new-4", "b=slow-old-*")
@@ -65,8 +69,8 @@ NAMES = (
 )
 
 
-def test_what_is_worse_ends_the_run_with_an_error(place: Path) -> None:
-    code, text = run(place, *SLOW)
+def test_what_is_worse_ends_the_run_with_an_error(place: Path, run: Run) -> None:
+    code, text = run(*SLOW)
     assert code == 2
     assert f"a: {NAMES[0]}, against b: {NAMES[1]}. 1 cell compared: 1 worse." in " ".join(text.split())
     assert "Measured interleaved, 2 instances, 10 and 10 runs." in text
@@ -81,8 +85,8 @@ def test_what_is_worse_ends_the_run_with_an_error(place: Path) -> None:
     assert {item["name"] for item in data["differences"]} == {"name"}
 
 
-def test_runs_without_a_common_cell_are_an_error(place: Path) -> None:
-    code, text = run(place, "a=amd", "b=slow-old-0", "allow_worse=true")
+def test_runs_without_a_common_cell_are_an_error(place: Path, run: Run) -> None:
+    code, text = run("a=amd", "b=slow-old-0", "allow_worse=true")
     words = " ".join(text.split())
     assert code == 2
     assert (
@@ -91,30 +95,30 @@ def test_runs_without_a_common_cell_are_an_error(place: Path) -> None:
         "deployment: -e a=RUN -e b=RUN."
     ) in words
     assert not (place / "results/comparisons").exists()
-    code, text = run(place, "a=other", "b=slow-old-0")
+    code, text = run("a=other", "b=slow-old-0")
     assert code == 2
     assert "The nearest differ in load: concurrency 64 and concurrency 128." in " ".join(text.split())
 
 
-def test_a_pattern_means_all_runs_that_match(place: Path) -> None:
-    code, text = run(place, "a=slow-new-*", "b=slow-old-*")
+def test_a_pattern_means_all_runs_that_match(run: Run) -> None:
+    code, text = run("a=slow-new-*", "b=slow-old-*")
     assert code == 2
     assert f"a: {NAMES[0]}, against b: {NAMES[1]}. 1 cell compared: 1 worse." in " ".join(text.split())
 
 
-def test_the_run_may_only_report(place: Path) -> None:
-    code, text = run(place, *SLOW, "allow_worse=true")
+def test_the_run_may_only_report(run: Run) -> None:
+    code, text = run(*SLOW, "allow_worse=true")
     assert code == 0
     assert "WORSE" in text
 
 
-def test_equal_runs_are_the_same(place: Path) -> None:
-    code, text = run(place, "a=equal-new-*", "b=equal-old-*")
+def test_equal_runs_are_the_same(run: Run) -> None:
+    code, text = run("a=equal-new-*", "b=equal-old-*")
     assert (code, "1 same" in text) == (0, True)
 
 
-def test_published_results_beside_a_run(place: Path) -> None:
-    code, text = run(place, "b=published")  # the last run
+def test_published_results_beside_a_run(place: Path, run: Run) -> None:
+    code, text = run("b=published")  # the last run
     assert code == 0
     assert "of latency_seconds" in text
     assert "differs in vllm 0.14.0, not" in text
@@ -141,15 +145,15 @@ def test_published_results_beside_a_run(place: Path) -> None:
         ),
     ],
 )
-def test_mistakes(place: Path, args: tuple[str, ...], said: str) -> None:
-    code, text = run(place, *args)
+def test_mistakes(place: Path, args: tuple[str, ...], said: str, run: Run) -> None:
+    code, text = run(*args)
     assert code != 0
     assert said in " ".join(text.split())
     assert not (place / "results/comparisons").exists()
 
 
-def test_the_run_before_is_found(place: Path) -> None:
-    code, text = run(place, "a=slow-old-0")
+def test_the_run_before_is_found(run: Run) -> None:
+    code, text = run("a=slow-old-0")
     assert code == 0, text
     assert "against b: slow-new-0. 1 cell compared: 1 not clear." in text
     assert "llama in1024-out1024-c128: needs 4 runs of each" in text

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 from tests.worlds.bench_samples import mixed_fleet, summary_of
 
 Run = Callable[..., dict[str, Any]]
@@ -83,21 +81,13 @@ def test_what_is_unknown_is_refused(export: Run, tmp_path: Path, args: dict[str,
     assert not (tmp_path / "exports").exists()
 
 
-def test_the_playbook_contacts_no_host(export: Run, tmp_path: Path) -> None:
+def test_the_playbook_contacts_no_host(export: Run, tmp_path: Path, playbooks: Playbooks) -> None:
     inventory = tmp_path / "hosts.yml"
     inventory.write_text("instinct: {hosts: {n1: {ansible_host: 192.0.2.1}, n2: {ansible_host: 192.0.2.2}}}")
-    program = Path(sys.executable).with_name("ansible-playbook")
-    command = [str(program), "-i", str(inventory), str(ROOT / "playbooks/export.yml"), "-e", "to=out"]
-
-    def play(*more: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-        return subprocess.run(
-            [*command, *more], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-        )
-
-    done = play("-e", "format=markdown,vllm-sweep")
+    command = ("-i", str(inventory), str(ROOT / "playbooks/export.yml"), "-e", "to=out")
+    done = playbooks.run(*command, "-e", "format=markdown,vllm-sweep", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "out/markdown/benchmarks.md").is_file()
-    refused = play("-e", "format=markdwn")
+    refused = playbooks.run(*command, "-e", "format=markdwn", cwd=tmp_path)
     assert refused.returncode != 0
     assert "Did you mean markdown?" in refused.stdout + refused.stderr

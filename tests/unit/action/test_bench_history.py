@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 from tests.worlds.compared_runs import row, side, store
 
-PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
+Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -30,19 +29,20 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, *args: str) -> tuple[int, str]:
-    command = [PLAYBOOK, "-i", str(place / "hosts.yml"), "-e", f"benchmark_results_dir={place}/results"]
-    done = subprocess.run(
-        [*command, *args, str(ROOT / "playbooks/history.yml")],
-        cwd=place, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
-                        "HOME": str(place)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def run(place: Path, playbooks: Playbooks) -> Run:
+    """Run history.yml; its exit code and what it printed."""
+
+    def run(*args: str) -> tuple[int, str]:
+        given = ("-i", str(place / "hosts.yml"), "-e", f"benchmark_results_dir={place}/results")
+        done = playbooks.run(*given, *args, str(ROOT / "playbooks/history.yml"), cwd=place)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
 
 
-def test_every_deployment_gets_its_page(place: Path) -> None:
-    code, text = run(place)
+def test_every_deployment_gets_its_page(place: Path, run: Run) -> None:
+    code, text = run()
     assert code == 0, text
     pages = place / "results/history"
     assert sorted(path.name for path in pages.iterdir()) == ["llama.html", "qwen.html"]
@@ -51,15 +51,15 @@ def test_every_deployment_gets_its_page(place: Path) -> None:
     assert (pages / "llama.html").read_text().count('<tr><th scope="row">r') == 2
 
 
-def test_one_deployment_and_check_mode(place: Path) -> None:
-    assert run(place, "-e", "deployment=qwen", "--check")[0] == 0
+def test_one_deployment_and_check_mode(place: Path, run: Run) -> None:
+    assert run("-e", "deployment=qwen", "--check")[0] == 0
     assert not (place / "results/history").exists()
-    assert run(place, "-e", "deployment=qwen")[0] == 0
+    assert run("-e", "deployment=qwen")[0] == 0
     assert [path.name for path in (place / "results/history").iterdir()] == ["qwen.html"]
 
 
-def test_an_unknown_deployment_gets_the_nearest_name(place: Path) -> None:
-    code, text = run(place, "-e", "deployment=lama")
+def test_an_unknown_deployment_gets_the_nearest_name(place: Path, run: Run) -> None:
+    code, text = run("-e", "deployment=lama")
     assert code == 2
     assert "measured a deployment lama. Did you mean llama?" in " ".join(text.split())
     assert not (place / "results/history").exists()

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.results.u
 )
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring.summary.inputs import last_plan
 
-from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 from tests.worlds.bench_samples import entry, small_fleet, variables
 
 MEASURING = "ansible_collections.instinct.fleet.plugins.plugin_utils.measuring"
@@ -206,7 +204,7 @@ def test_secrets_of_the_inventory_are_nowhere(report: Run, tmp_path: Path) -> No
         assert [text for text in texts if secret in text] == []
 
 
-def test_in_a_real_play(tmp_path: Path) -> None:
+def test_in_a_real_play(tmp_path: Path, playbooks: Playbooks) -> None:
     """Lazy, tagged variables of ansible-core; a host that failed; a variable that cannot be rendered."""
     fleet = small_fleet()
     fleet["mi300x-01"]["__benchmark_serve"]["benchmarks"][0]["runs"][0]["result"]["request_goodput"] = float(
@@ -231,18 +229,7 @@ def test_in_a_real_play(tmp_path: Path) -> None:
     play = [{"hosts": "instinct", "gather_facts": False, "tasks": tasks}]
     (tmp_path / "hosts.json").write_text(json.dumps(inventory))
     (tmp_path / "play.yml").write_text(json.dumps(play))
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.json", "play.yml"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_LOCAL_TEMP": str(tmp_path / "tmp"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = playbooks.run("-i", "hosts.json", "play.yml", cwd=tmp_path)
     assert "benchmarks on 2 nodes" in done.stdout, done.stdout + done.stderr
     summary = json.loads((tmp_path / "results/latest/summary.json").read_text())
     assert [row["host"] for row in summary["benchmarks"]] == ["mi300x-01", "mi300x-02"]

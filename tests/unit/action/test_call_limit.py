@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.actions.timed_actio
 
 from tests import ROOT
 from tests.helpers.actions import action_files, action_of
+from tests.helpers.playbooks import Playbooks
 from tests.playbook_variables import load, tasks
 
 # On the control node, or none at all.
@@ -130,7 +129,7 @@ def test_a_body_in_time_leaves_no_timer() -> None:
     time.sleep(1.2)
 
 
-def test_the_run_goes_on_without_the_host(tmp_path: Path) -> None:
+def test_the_run_goes_on_without_the_host(tmp_path: Path, playbooks: Playbooks) -> None:
     """A real run: the module's interpreter never answers on one of two hosts."""
     hang = tmp_path / "hang"
     hang.write_text("#!/bin/sh\nexec sleep 120\n", encoding="utf-8")
@@ -155,15 +154,7 @@ def test_the_run_goes_on_without_the_host(tmp_path: Path) -> None:
         }
     ]
     (tmp_path / "play.yml").write_text(yaml.safe_dump(play), encoding="utf-8")
-    run = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", "play.yml"],
-        cwd=tmp_path,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )  # fmt: skip
+    run = playbooks.run("-i", "hosts.yml", "play.yml", cwd=tmp_path)
     said = " ".join((run.stdout + run.stderr).split())
     assert "failed: [n1] (ignored): missing required arguments: repo" in said
     assert "failed: [n2] (ignored): hf_model did not end within 4 s: something on this host may hang" in said

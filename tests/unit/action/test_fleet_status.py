@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,11 @@ import pytest
 import yaml
 from ansible_collections.instinct.fleet.plugins.action import fleet_status
 
-from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 from tests.worlds.status_world import host, instance, server
 
-PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
 
-
-def test_a_table_and_a_file_whatever_hosts_returned(tmp_path: Path) -> None:
+def test_a_table_and_a_file_whatever_hosts_returned(tmp_path: Path, playbooks: Playbooks) -> None:
     seen = host(instance(), servers=[server("n1"), server("n2", up=False)], held_bytes=95 << 30)
     inventory = {"instinct": {"hosts": {
         "n1": {"store_quota": "{{ 100 * 2**30 }}",
@@ -36,12 +32,7 @@ def test_a_table_and_a_file_whatever_hosts_returned(tmp_path: Path) -> None:
     }
     plays = [{"name": "Status", "hosts": "instinct", "gather_facts": False, "tasks": [task]}]
     (tmp_path / "play.yml").write_text(yaml.safe_dump(plays))
-    done = subprocess.run(
-        [PLAYBOOK, "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), "--check"],
-        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
-                       "HOME": str(tmp_path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = playbooks.run("-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), "--check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "n2: not reached: Connection refused\n" in done.stdout
     assert "llama: 1 of 2 serve, 1 of 2 in the balancer" in done.stdout

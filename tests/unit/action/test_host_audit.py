@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.operations.audit.re
     stopped_servers,
 )
 
-from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 from tests.worlds.host_world import facts, spoiled, state
 
-PLAYBOOK = str(Path(sys.executable).parent / "ansible-playbook")
 RUNNING = {
     "n1": {"wide-0": "wide", "own-0": "own"},
     "n2": {"wide-0": "wide"},
@@ -50,7 +48,7 @@ def test_instances_of_one_host_do_not_stop_elsewhere() -> None:
 
 
 def play(
-    tmp_path: Path, variables: dict[str, Any], changes: dict[str, Any], **groups: Any
+    playbooks: Playbooks, tmp_path: Path, variables: dict[str, Any], changes: dict[str, Any], **groups: Any
 ) -> tuple[subprocess.CompletedProcess[str], Any]:
     """host_audit in a real ansible-playbook, of hosts whose facts were registered before."""
     seen = {"host_facts": spoiled(facts(), changes), "node_state": {**state(), "instances": []}}
@@ -69,17 +67,12 @@ def play(
     }
     plays = [{"name": "Audit", "hosts": "instinct", "gather_facts": False, "tasks": [task]}]
     (tmp_path / "play.yml").write_text(yaml.safe_dump(plays))
-    done = subprocess.run(
-        [PLAYBOOK, "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml")],
-        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
-                       "HOME": str(tmp_path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = playbooks.run("-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"))
     file = tmp_path / "audit.json"
     return done, json.loads(file.read_text()) if file.exists() else None
 
 
-def test_variables_and_images_are_taken_into_account(tmp_path: Path) -> None:
+def test_variables_and_images_are_taken_into_account(tmp_path: Path, playbooks: Playbooks) -> None:
     variables = {
         "host_prep_numa_balancing": True,
         "host_prep_skip": ["acs"],
@@ -88,7 +81,7 @@ def test_variables_and_images_are_taken_into_account(tmp_path: Path) -> None:
         "vllm_deployments": [{"name": "a", "image": "rocm/vllm:rocm7.0.0_vllm_0.11.1_20251024"}],
     }
     changes = {"huge_pages": "never", "sysctls/kernel.numa_balancing/now": "1"}
-    done, audit = play(tmp_path, variables, changes)
+    done, audit = play(playbooks, tmp_path, variables, changes)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {finding["id"]: finding for finding in audit["hosts"]["n1"]["findings"]}
     assert found["numa-balancing"]["status"] == found["acs"]["status"] == "skipped"
@@ -101,26 +94,26 @@ def test_variables_and_images_are_taken_into_account(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_an_unknown_id_is_an_error(tmp_path: Path) -> None:
-    done, audit = play(tmp_path, {"host_prep_skip": ["smt"]}, {})
+def test_an_unknown_id_is_an_error(tmp_path: Path, playbooks: Playbooks) -> None:
+    done, audit = play(playbooks, tmp_path, {"host_prep_skip": ["smt"]}, {})
     assert done.returncode == 2
     assert "host_prep_skip (host n1): there is no item smt." in done.stdout + done.stderr
     assert audit is None
 
 
 @pytest.mark.deep  # as of a plan, in action/test_mistakes
-def test_groups_that_contradict_each_other_are_an_error(tmp_path: Path) -> None:
+def test_groups_that_contradict_each_other_are_an_error(tmp_path: Path, playbooks: Playbooks) -> None:
     rack = {"hosts": {"n1": None}, "vars": {"host_prep_skip": ["iommu"]}}
-    done, audit = play(tmp_path, {"host_prep_skip": ["acs"]}, {}, rack=rack)
+    done, audit = play(playbooks, tmp_path, {"host_prep_skip": ["acs"]}, {}, rack=rack)
     assert done.returncode == 2
     assert "host_prep_skip (host n1): the groups rack (" in done.stdout + done.stderr
     assert audit is None
 
 
 @pytest.mark.deep  # inventory/test_text_forms has all of them
-def test_texts_of_the_command_line_count_as_what_they_say(tmp_path: Path) -> None:
+def test_texts_of_the_command_line_count_as_what_they_say(tmp_path: Path, playbooks: Playbooks) -> None:
     variables = {"host_prep_skip": "acs,docker-stop", "host_prep_numa_balancing": "false"}
-    _done, audit = play(tmp_path, variables, {})
+    _done, audit = play(playbooks, tmp_path, variables, {})
     found = {finding["id"]: finding["status"] for finding in audit["hosts"]["n1"]["findings"]}
     assert found["acs"] == "skipped"
     assert found["numa-balancing"] != "skipped"

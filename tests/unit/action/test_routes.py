@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +16,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.actions import time
 
 from tests import ROOT
 from tests.helpers.actions import action_files, action_of
+from tests.helpers.playbooks import Playbooks
 
 # The file of the action, whether plans get out of date, the limit in seconds (0 is the task's own), and the program.
 ROUTED: dict[str, tuple[str, bool, int, bool]] = {
@@ -113,18 +112,14 @@ PLAY = """
 """
 
 
-def test_a_playbook_gives_each_module_its_lease_and_its_own_defaults(tmp_path: Path) -> None:
+def test_a_playbook_gives_each_module_its_lease_and_its_own_defaults(
+    tmp_path: Path, playbooks: Playbooks
+) -> None:
     """With -vvv, which prints what modules were given. The last task has the defaults of its group, and no others."""
     (tmp_path / "play.yml").write_text(PLAY, encoding="utf-8")
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", "-c", "local", "--check",
-         "-vvv", "-e", f"ansible_python_interpreter={sys.executable}", "play.yml"],
-        cwd=tmp_path,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
+    done = playbooks.run(
+        "-i", "localhost,", "-c", "local", "--check", "-vvv", "-e", f"ansible_python_interpreter={sys.executable}",
+        "play.yml", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"(?:changes|docker_socket): \S+", done.stdout) == [

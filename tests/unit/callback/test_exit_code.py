@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,15 @@ import pytest
 import yaml
 
 from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 
 TEXT = "llama is held at generation 1: generation 2 was turned back (slower)."
 LEFT_OUT = {"fleet_plan_result": {"ignored": [TEXT]}}
 
 
-def play(tmp_path: Path, before: list[dict[str, Any]], held: bool = True, **env: str) -> tuple[int, str]:
+def play(
+    playbooks: Playbooks, tmp_path: Path, before: list[dict[str, Any]], held: bool = True, **env: str
+) -> tuple[int, str]:
     """Run the last play of site.yml after some tasks; return the exit code and what was printed."""
     hosts = dict.fromkeys(("n1", "n2"), LEFT_OUT)
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
@@ -27,12 +28,10 @@ def play(tmp_path: Path, before: list[dict[str, Any]], held: bool = True, **env:
     first = {"name": "Before", "hosts": "all", "gather_facts": False, "tasks": before}
     last = yaml.safe_load((ROOT / "playbooks/parts/held.yml").read_text(encoding="utf-8"))
     (tmp_path / "play.yml").write_text(yaml.safe_dump([first, *last], sort_keys=False))
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(tmp_path / "hosts.yml"),
-         str(tmp_path / "play.yml")],
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", **env},
-        cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    runs = Playbooks(tmp_path, {"JUNIT_OUTPUT_DIR": str(tmp_path / "junit"), **env}) if env else playbooks
+    done = runs.run("-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"))
+    if env:
+        runs.close()
     return done.returncode, done.stdout + done.stderr
 
 
@@ -54,8 +53,10 @@ IGNORED = [{**ONE_FAILS[0], "ignore_errors": True}]
     ],
     ids=["all else was done", "a failure that is ignored", "nothing is held", "a host failed", "not enabled"],
 )
-def test_the_exit_code(tmp_path: Path, before: Any, held: bool, env: dict[str, str], code: int) -> None:
-    found, out = play(tmp_path, before, held, JUNIT_OUTPUT_DIR=str(tmp_path / "junit"), **env)
+def test_the_exit_code(
+    playbooks: Playbooks, tmp_path: Path, before: Any, held: bool, env: dict[str, str], code: int
+) -> None:
+    found, out = play(playbooks, tmp_path, before, held, **env)
     assert (found, TEXT in out) == (code, held), out
     if (before, held) == (WELL, True):
         # After the recap; with no advice to correct something and to run again.
@@ -65,10 +66,8 @@ def test_the_exit_code(tmp_path: Path, before: Any, held: bool, env: dict[str, s
 
 
 @pytest.mark.deep
-def test_other_callbacks_get_all_events(tmp_path: Path) -> None:
+def test_other_callbacks_get_all_events(playbooks: Playbooks, tmp_path: Path) -> None:
     enabled = "ansible.builtin.junit,instinct.fleet.exit_code"
-    code, out = play(
-        tmp_path, WELL, ANSIBLE_CALLBACKS_ENABLED=enabled, JUNIT_OUTPUT_DIR=str(tmp_path / "junit")
-    )
+    code, out = play(playbooks, tmp_path, WELL, ANSIBLE_CALLBACKS_ENABLED=enabled)
     assert code == 10, out
     assert list((tmp_path / "junit").iterdir())

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +48,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout_ru
 )
 
 from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 from tests.worlds.defaults import balancer_settings
 
 KEY, OTHER = "sk-" + "a" * 30, "sk-" + "b" * 30
@@ -186,17 +185,9 @@ def test_an_offline_plan_is_not_applied(apply: bool, offline: bool, refused: int
         ),
     ],
 )
-def test_every_playbook_that_applies_says_so(playbook: str, tmp_path: Path) -> None:
+def test_every_playbook_that_applies_says_so(playbook: str, tmp_path: Path, playbooks: Playbooks) -> None:
     (tmp_path / "hosts.yml").write_text("instinct: {hosts: {n1: {ansible_connection: local}}}\n")
-    command = [
-        str(Path(sys.executable).parent / "ansible-playbook"),
-        "-i",
-        str(tmp_path),
-        f"playbooks/{playbook}.yml",
-    ]
-    done = subprocess.run(
-        [*command, "-e", "offline=true"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = playbooks.run("-i", str(tmp_path), f"playbooks/{playbook}.yml", "-e", "offline=true")
     assert done.returncode == 2, done.stdout
     assert "needs the current state" in done.stdout or "an offline plan cannot be applied" in done.stdout
 
@@ -256,7 +247,7 @@ def test_the_instances_key_is_replaced_once_and_only_by_a_run_that_applies(tmp_p
         load_endpoint((*there, lb(None, "lb-2")), ["n1"], tmp_path, make, Files())
 
 
-def test_what_load_balancers_have_is_fetched_and_is_the_same(tmp_path: Path) -> None:
+def test_what_load_balancers_have_is_fetched_and_is_the_same(tmp_path: Path, playbooks: Playbooks) -> None:
     """The playbook, on this machine in the place of a load balancer."""
     first, there, second = tmp_path / "first", tmp_path / "there", tmp_path / "second"
     hosts = [lb(None)]
@@ -273,9 +264,8 @@ def test_what_load_balancers_have_is_fetched_and_is_the_same(tmp_path: Path) -> 
     text = (ROOT / "playbooks/fetch_secrets.yml").read_text(encoding="utf-8")
     playbook = tmp_path / "fetch_secrets.yml"
     playbook.write_text(text.replace("/etc/instinct-fleet/balancer/current", str(there)), encoding="utf-8")
-    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(second), str(playbook)]
-    extra = ["-e", "ansible_become=false", "--diff", "-vvv"]
-    done = subprocess.run([*command, *extra], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = ("-i", str(second), str(playbook), "-e", "ansible_become=false", "--diff", "-vvv")
+    done = playbooks.run(*command)
     assert done.returncode == 0, done.stdout + done.stderr
     fetched = load_secrets(hosts, second, False, *reading)["lb"]
     assert (fetched.keys_map, fetched.certificate) == (material.keys_map, material.certificate)
@@ -286,29 +276,19 @@ def test_what_load_balancers_have_is_fetched_and_is_the_same(tmp_path: Path) -> 
         assert secret not in done.stdout + done.stderr
     # What is here is kept.
     (second / ".secrets/instance-key").write_text("mine\n")
-    subprocess.run([*command, *extra], cwd=ROOT, capture_output=True, check=True)
+    assert playbooks.run(*command).returncode == 0
     assert (second / ".secrets/instance-key").read_text() == "mine\n"
 
 
-def test_without_a_load_balancer_nodes_have_the_instances_key(tmp_path: Path) -> None:
+def test_without_a_load_balancer_nodes_have_the_instances_key(tmp_path: Path, playbooks: Playbooks) -> None:
     (tmp_path / "instances").write_text(f"VLLM_API_KEY={KEY}\n")
     (tmp_path / "hosts.yml").write_text("instinct: {hosts: {n1: {ansible_connection: local}}}\n")
     text = (ROOT / "playbooks/fetch_secrets.yml").read_text(encoding="utf-8")
     playbook = tmp_path / "fetch_secrets.yml"
     text = text.replace("/etc/instinct-fleet/keys/", f"{tmp_path}/").replace("/etc/", f"{tmp_path}/none/")
     playbook.write_text(text, encoding="utf-8")
-    command = [
-        str(Path(sys.executable).parent / "ansible-playbook"),
-        "-i",
-        str(tmp_path / "hosts.yml"),
-        str(playbook),
-    ]
-    done = subprocess.run(
-        [*command, "-e", "ansible_become=false", "-vvv"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = playbooks.run(
+        "-i", str(tmp_path / "hosts.yml"), str(playbook), "-e", "ansible_become=false", "-vvv"
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert KEY not in done.stdout + done.stderr
