@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,23 @@ PROGRAM = str(Path(sys.executable).parent / "ansible-playbook")
 class Playbooks:
     """ansible-playbook with one environment, for any number of runs. A run may have more variables, none of Ansible's.
 
-    env: beside the path and this checkout's ansible.cfg; home: the home directory.
+    env: beside the path and this checkout's ansible.cfg; home: the home directory. imports: what a run may need of the
+    collection that the environment has.
     """
 
-    def __init__(self, home: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        env: Mapping[str, str] | None = None,
+        imports: Sequence[str] = ("action.fleet_plan",),
+    ) -> None:
         every = {
             "PATH": os.environ["PATH"], "HOME": str(home), "LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             **{key: value for key, value in os.environ.items() if key.startswith("COVERAGE_")},
         }  # fmt: skip
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, PROGRAM],
+            [sys.executable, "-m", __name__, PROGRAM, *imports],
             cwd=ROOT, env={**every, **(env or {})}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
@@ -99,19 +105,19 @@ def _begin(order: dict[str, Any]) -> None:
     atexit.register(own.cleanup)
 
 
-def _import() -> None:
-    """Import what every run imports, and what makes a plan, of the collection that the environment has."""
+def _import(modules: Sequence[str]) -> None:
+    """Import what every run imports, and these modules of the collection."""
     cli = importlib.import_module("ansible.cli")
     importlib.import_module("ansible.cli.playbook")
     cli.init_plugin_loader()
     cli.init_plugin_loader = lambda *_: None  # a run's own call
-    for name in ("plugin_utils.actions.bytecode", "action.fleet_plan"):
+    for name in ("plugin_utils.actions.bytecode", *modules):
         importlib.import_module(f"ansible_collections.instinct.fleet.plugins.{name}")
     gc.freeze()
 
 
 if __name__ == "__main__":
     sys.path.remove(str(ROOT))  # where this file was found, and no ansible-playbook looks
-    _import()
+    _import(sys.argv[2:])
     _serve()
     sys.modules["ansible.cli.playbook"].PlaybookCLI.cli_executor()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,15 @@ def deep(node: ast.AST) -> bool:
     return any(isinstance(part, ast.Attribute) and part.attr == "deep" for part in ast.walk(node))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file of tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def runs_in(path: Path, name: str) -> str:
     """Where a test function runs: nightly when it, or its file, is marked deep; AssertionError when it is not there."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     whole = any(
         isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark" and deep(node.value)
         for node in tree.body
@@ -60,13 +67,18 @@ def test_a_proof_is_there_and_runs_where_the_page_says(proof: str, where: str) -
     assert where in {runs_in(TESTS / file, name), "nightly"}
 
 
+@cache
+def texts_of_lab_tests() -> set[str]:
+    """Every text that stands in a lab test."""
+    nodes = (node for path in (TESTS / "lab").glob("test_*.py") for node in ast.walk(parsed(path)))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
 @pytest.mark.parametrize("book", sorted((ROOT / "docs/runbooks").glob("*.md")), ids=lambda book: book.name)
 def test_a_lab_test_opens_each_runbook(book: Path) -> None:
     """What it does with the commands there is the lab tests' own matter; a new runbook is not to be left out."""
     name = book.relative_to(ROOT).as_posix()
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (TESTS / "lab").glob("test_*.py")]
-    texts = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    assert name in texts
+    assert name in texts_of_lab_tests()
 
 
 def test_every_row_has_a_proof() -> None:

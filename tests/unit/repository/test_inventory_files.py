@@ -28,6 +28,14 @@ def listed(inventory: Path) -> tuple[dict[str, object], str]:
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The inventory without other files."""
+    inventory = tmp_path_factory.mktemp("example") / "mine"
+    shutil.copytree(ROOT / "inventory/example", inventory)
+    return listed(inventory)[0]
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -42,13 +50,14 @@ def listed(inventory: Path) -> tuple[dict[str, object], str]:
         ("fleet.lock.json",),
     ],
 )
-def test_files_beside_the_inventory_make_no_warnings(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_files_beside_the_inventory_make_no_warnings(
+    example: dict[str, object], tmp_path: Path, names: tuple[str, ...]
+) -> None:
     inventory = tmp_path / "mine"
     shutil.copytree(ROOT / "inventory/example", inventory)
-    before, _said = listed(inventory)
     for name in names:
         (inventory / name).parent.mkdir(parents=True, exist_ok=True)
         (inventory / name).write_text(CONFIG)
     after, said = listed(inventory)
     assert "WARNING" not in said
-    assert after == before
+    assert after == example

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.pl
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.policy import RolloutRequest
 
 from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 from tests.playbook_variables import load
 from tests.worlds.plan_world import deployment
 from tests.worlds.rollout_balancer_world import PAIR, SEQS, planned, served
@@ -128,21 +128,11 @@ def rollout(
     return parts
 
 
-def play(
-    tmp_path: Path,
-    *fail: list[str],
-    operation: str = UPGRADE,
-    parts: dict[str, dict[str, Any]] | None = None,
-    dying: dict[str, str] | None = None,
-    variables: dict[str, Any] | None = None,
-    asked: dict[str, Any] | None = None,
-) -> Played:
-    """Run the play of upgrade.yml, of stop.yml or of benchmark.yml that works on what serves.
-
-    dying: hosts that cannot be reached any more once a text stands in the log of calls. asked: what instance_status
-    finds of each instance.
-    """
-    collections = tmp_path / "collections"
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playbooks]:
+    """Runs in which what works on hosts only notes that it was called."""
+    place = tmp_path_factory.mktemp("fakes")
+    collections = place / "collections"
     collection = collections / "ansible_collections/instinct/fleet"
     modules, actions = collection / "plugins/modules", collection / "plugins/action"
     for path in (modules, actions):
@@ -158,6 +148,32 @@ def play(
         "plugins/modules/balancer_verdict.py", "plugins/action/balancer_verdict.py",
     ):  # fmt: skip
         (collection / name).symlink_to(ROOT / name)
+    (place / "connection").mkdir()
+    (place / "connection/dying.py").write_text(DYING)
+    more = {
+        "ANSIBLE_COLLECTIONS_PATH": str(collections),
+        "ANSIBLE_CONNECTION_PLUGINS": str(place / "connection"),
+    }
+    running = Playbooks(place, more, imports=("action.rollout_verdict",))
+    yield running
+    running.close()
+
+
+def play(
+    fakes: Playbooks,
+    tmp_path: Path,
+    *fail: list[str],
+    operation: str = UPGRADE,
+    parts: dict[str, dict[str, Any]] | None = None,
+    dying: dict[str, str] | None = None,
+    variables: dict[str, Any] | None = None,
+    asked: dict[str, Any] | None = None,
+) -> Played:
+    """Run the play of upgrade.yml, of stop.yml or of benchmark.yml that works on what serves.
+
+    dying: hosts that cannot be reached any more once a text stands in the log of calls. asked: what instance_status
+    finds of each instance.
+    """
     parts = rollout(operation) if parts is None else parts
     dying = dying or {}
     files, group = PLAYS.get(operation, ({"parts/rollout": "Roll out"}, "todo_rollout"))
@@ -174,8 +190,6 @@ def play(
         "ansible_become": False,
         **(variables or {}),
     }
-    (tmp_path / "connection").mkdir()
-    (tmp_path / "connection/dying.py").write_text(DYING)
     lbs = {name: _connection(name, dying) for name in dying if name not in parts}
     groups = {group: {"hosts": hosts}, "load_balancer": {"hosts": lbs or {"lb": {}}}}
     inventory = {"all": {"vars": local, "children": groups}}
@@ -190,16 +204,8 @@ def play(
     (tmp_path / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False))
     log = tmp_path / "log"
     log.touch()
-    env = {
-        **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(collections),
-        "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONNECTION_PLUGINS": str(tmp_path / "connection"),
-        "FAKE_LOG": str(log), "FAKE_FAIL": json.dumps(fail), "FAKE_ASKED": json.dumps(asked or {}),
-    }  # fmt: skip
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(tmp_path / "hosts.yml"),
-         str(tmp_path / "play.yml")],
-        env=env, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    env = {"FAKE_LOG": str(log), "FAKE_FAIL": json.dumps(fail), "FAKE_ASKED": json.dumps(asked or {})}
+    done = fakes.run("-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), env=env)
     calls = [short(*json.loads(line)) for line in log.read_text().splitlines()]
     return Played(done.returncode, done.stdout + done.stderr, calls)
 
@@ -264,8 +270,8 @@ TASKS = 48
 """Tasks of a host that is in one batch of two, and not the canary's. A skipped one costs time too, on every host."""
 
 
-def test_the_canary_first_then_the_others_at_the_same_time(tmp_path: Path) -> None:
-    done = play(tmp_path)
+def test_the_canary_first_then_the_others_at_the_same_time(fakes: Playbooks, tmp_path: Path) -> None:
+    done = play(fakes, tmp_path)
     assert done.rc == 0, done.out
     assert done.calls[: len(CANARY)] == CANARY
     rest = done.calls[len(CANARY) :]
@@ -301,9 +307,9 @@ CONFIRM = ["hold 1", "hold 1"]
     ],
 )
 def test_a_canary_that_fails_goes_back_and_nothing_else_begins(
-    tmp_path: Path, fail: list[str], until: str, report: list[str]
+    fakes: Playbooks, tmp_path: Path, fail: list[str], until: str, report: list[str]
 ) -> None:
-    done = play(tmp_path, fail)
+    done = play(fakes, tmp_path, fail)
     assert done.rc != 0
     before = CANARY[: CANARY.index(until) + 1]
     assert done.calls == [*before, *BACK, *report, *SERVES, *CONFIRM]
@@ -311,9 +317,9 @@ def test_a_canary_that_fails_goes_back_and_nothing_else_begins(
     assert "Rolled back: generation 1 serves again" in done.out
 
 
-def test_all_of_a_batch_goes_back(tmp_path: Path) -> None:
+def test_all_of_a_batch_goes_back(fakes: Playbooks, tmp_path: Path) -> None:
     """One of its hosts failed; the other one, which had changed already, goes back too."""
-    done = play(tmp_path, ['["vllm_server"', '"files"', "llama-0", "llama-1", BAD])
+    done = play(fakes, tmp_path, ['["vllm_server"', '"files"', "llama-0", "llama-1", BAD])
     assert done.rc != 0
     assert "trial judged" in done.calls
     assert done.calls.count("watch llama-1 7") == 1
@@ -324,8 +330,8 @@ def test_all_of_a_batch_goes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
-    done = play(tmp_path, ['["vllm_server"', BAD])
+def test_what_does_not_come_back_is_told(fakes: Playbooks, tmp_path: Path) -> None:
+    done = play(fakes, tmp_path, ['["vllm_server"', BAD])
     assert done.rc != 0
     assert "n1 could not be rolled back to generation 1" in done.out
     assert "serve llama-0 1" in done.calls
@@ -333,14 +339,14 @@ def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_it_serves_again_though_it_cannot_be_held(tmp_path: Path) -> None:
-    done = play(tmp_path, ['["vllm_watch"', BAD], ['"held": {'])
+def test_it_serves_again_though_it_cannot_be_held(fakes: Playbooks, tmp_path: Path) -> None:
+    done = play(fakes, tmp_path, ['["vllm_watch"', BAD], ['"held": {'])
     assert done.calls[-4:] == [*SERVES, *CONFIRM]
     assert "is not held: broken by the test" in done.out
 
 
-def test_a_verdict_that_cannot_be_recorded_ends_the_host(tmp_path: Path) -> None:
-    done = play(tmp_path, ['["serving_generation"', '"units": ["n1/llama-0"]'])
+def test_a_verdict_that_cannot_be_recorded_ends_the_host(fakes: Playbooks, tmp_path: Path) -> None:
+    done = play(fakes, tmp_path, ['["serving_generation"', '"units": ["n1/llama-0"]'])
     assert done.rc != 0
     assert done.calls[: len(CANARY)] == CANARY
     assert not [call for call in done.calls if call.startswith("hold")]
@@ -348,8 +354,8 @@ def test_a_verdict_that_cannot_be_recorded_ends_the_host(tmp_path: Path) -> None
 
 
 @pytest.mark.deep
-def test_a_restart_stops_first_and_does_not_go_back(tmp_path: Path) -> None:
-    done = play(tmp_path, ['["vllm_server"', "llama-1", "remove"], operation=RESTART)
+def test_a_restart_stops_first_and_does_not_go_back(fakes: Playbooks, tmp_path: Path) -> None:
+    done = play(fakes, tmp_path, ['["vllm_server"', "llama-1", "remove"], operation=RESTART)
     assert done.rc != 0
     assert done.calls[:3] == ["drain n1.llama-0", "stopped llama-0 1", "serve llama-0 1"]
     assert not [call for call in done.calls if call.startswith(("hold", "trial"))]
@@ -357,19 +363,23 @@ def test_a_restart_stops_first_and_does_not_go_back(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("canary", [False, True])
-def test_servers_of_several_hosts_all_start_before_one_is_waited_for(tmp_path: Path, canary: bool) -> None:
+def test_servers_of_several_hosts_all_start_before_one_is_waited_for(
+    fakes: Playbooks, tmp_path: Path, canary: bool
+) -> None:
     """The host with the canary has more phases than the other; they go through them together all the same."""
-    done = play(tmp_path, parts=rollout(old=SPAN, new=SPAN_CHANGED, canary=canary))
+    done = play(fakes, tmp_path, parts=rollout(old=SPAN, new=SPAN_CHANGED, canary=canary))
     starts = [call for call in done.calls if call.startswith(("start", "serve"))]
     assert starts == ["start llama-0 2"] * 2 + ["serve llama-0 2"] * 2
 
 
-def test_nothing_changes_while_what_has_to_start_first_does_not_serve(tmp_path: Path) -> None:
+def test_nothing_changes_while_what_has_to_start_first_does_not_serve(
+    fakes: Playbooks, tmp_path: Path
+) -> None:
     """n3 failed in an earlier play, so it is no longer there."""
     parts = rollout(canary=False)
     for part in parts.values():
         part["batches"][1]["awaits"] = ["n3"]
-    done = play(tmp_path, parts=parts)
+    done = play(fakes, tmp_path, parts=parts)
     assert done.rc != 0
     assert [call for call in done.calls if call.startswith("serve")] == ["serve llama-0 2"]
     assert not [call for call in done.calls if call.startswith(("hold", "trial ended"))]
@@ -381,8 +391,8 @@ def test_nothing_changes_while_what_has_to_start_first_does_not_serve(tmp_path: 
 AGAIN = "Fix the cause, then run the same command again: it continues from here."
 
 
-def test_docker_that_is_dead_on_the_canary_is_no_verdict(tmp_path: Path) -> None:
-    done = play(tmp_path, ['["vllm_server"', '"files"', "class=docker"])
+def test_docker_that_is_dead_on_the_canary_is_no_verdict(fakes: Playbooks, tmp_path: Path) -> None:
+    done = play(fakes, tmp_path, ['["vllm_server"', '"files"', "class=docker"])
     assert done.rc == 2
     until = CANARY.index("serve llama-0 2") + 1
     assert done.calls == [*CANARY[:until], "drain n1.llama-0", *SERVES]
@@ -392,9 +402,9 @@ def test_docker_that_is_dead_on_the_canary_is_no_verdict(tmp_path: Path) -> None
 
 
 @pytest.mark.deep
-def test_docker_that_dies_in_a_late_batch_concerns_its_host_alone(tmp_path: Path) -> None:
+def test_docker_that_dies_in_a_late_batch_concerns_its_host_alone(fakes: Playbooks, tmp_path: Path) -> None:
     """The other host of the batch keeps the new generation, and serves."""
-    done = play(tmp_path, ['["vllm_server"', '"llama-0"', '"llama-1"', "class=docker"])
+    done = play(fakes, tmp_path, ['["vllm_server"', '"llama-0"', '"llama-1"', "class=docker"])
     assert done.rc == 2
     assert not [call for call in done.calls if call.startswith("hold")]
     batch = done.calls[len(CANARY) :]
@@ -407,10 +417,12 @@ def test_docker_that_dies_in_a_late_batch_concerns_its_host_alone(tmp_path: Path
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("health", "held"), [(200, False), (0, True)], ids=["it answers", "it hangs"])
-def test_what_no_load_balancer_takes_is_asked_itself(tmp_path: Path, health: int, held: bool) -> None:
+def test_what_no_load_balancer_takes_is_asked_itself(
+    fakes: Playbooks, tmp_path: Path, health: int, held: bool
+) -> None:
     """The canary answers or not; what keeps the load balancer from it says nothing about the release."""
     asked = {"status": "running", "endpoint": {"port": 8000}, "health": health}
-    done = play(tmp_path, ["balancer_server", '"ready"', "class=not_in_service"], asked=asked)
+    done = play(fakes, tmp_path, ["balancer_server", '"ready"', "class=not_in_service"], asked=asked)
     assert done.rc == 2
     failed = CANARY[: CANARY.index("ready n1.llama-0") + 1]
     way_back = ["drain n1.llama-0", "serve llama-0 1", "ready n1.llama-0"]
@@ -424,10 +436,10 @@ def test_what_no_load_balancer_takes_is_asked_itself(tmp_path: Path, health: int
     assert all("Asked directly, llama-0 does not answer either" in line for line in recorded)
 
 
-def test_upgrade_yml_records_where_no_instance_changes(tmp_path: Path) -> None:
+def test_upgrade_yml_records_where_no_instance_changes(fakes: Playbooks, tmp_path: Path) -> None:
     """Such as the end of a hold: the inventory says again what runs, so nobody is of a rollout."""
     ends = {"generations": [], "bindings": [{"deployment": "llama", "held": None}], "instances": []}
-    done = play(tmp_path, operation=RECORD, parts={"n1": ends, "n2": {**ends, "bindings": []}})
+    done = play(fakes, tmp_path, operation=RECORD, parts={"n1": ends, "n2": {**ends, "bindings": []}})
     assert (done.rc, done.calls) == (0, ["free"])
 
 
@@ -448,9 +460,9 @@ NEVER, CHANGING, LATE = "never", '["vllm_server"', '"units": ["n1/llama-0"]'
         pytest.param(RESTART, "", marks=pytest.mark.deep),
     ],
 )
-def test_one_of_two_balancers_suffices(tmp_path: Path, operation: str, when: str) -> None:
+def test_one_of_two_balancers_suffices(fakes: Playbooks, tmp_path: Path, operation: str, when: str) -> None:
     parts = rollout(operation, lbs=TWO)
-    done = play(tmp_path, operation=operation, parts=parts, dying={"lb1": when, "lb2": NEVER})
+    done = play(fakes, tmp_path, operation=operation, parts=parts, dying={"lb1": when, "lb2": NEVER})
     assert done.rc == 0, done.out
     assert f"{operation.capitalize()}: 4 groups of 4 done." in done.out
     if when == "":
@@ -469,7 +481,7 @@ def test_one_of_two_balancers_suffices(tmp_path: Path, operation: str, when: str
     ],
 )
 def test_the_last_balancer_that_dies_is_blamed_and_no_host(
-    tmp_path: Path, when: str, hosts: tuple[str, ...]
+    fakes: Playbooks, tmp_path: Path, when: str, hosts: tuple[str, ...]
 ) -> None:
     """Also where all hosts of the rollout are in the batch, so that nobody else is left to judge it."""
     parts = {name: part for name, part in rollout(lbs=TWO).items() if name in hosts}
@@ -477,7 +489,7 @@ def test_the_last_balancer_that_dies_is_blamed_and_no_host(
         for batch in part["batches"]:
             batch["hosts"] = [name for name in batch["hosts"] if name in hosts]
             batch["all_hosts"] = [name for name in batch["all_hosts"] if name in hosts]
-    done = play(tmp_path, parts=parts, dying={"lb1": when, "lb2": when})
+    done = play(fakes, tmp_path, parts=parts, dying={"lb1": when, "lb2": when})
     assert done.rc == 2  # failed, and not unreachable
     assert "No load balancer answers: lb1: " in done.out
     assert "groups of 4 done." in done.out or "group of 4 done." in done.out
@@ -487,15 +499,15 @@ def test_the_last_balancer_that_dies_is_blamed_and_no_host(
 
 
 @pytest.mark.deep
-def test_all_stop_at_once(tmp_path: Path) -> None:
-    done = play(tmp_path, operation=STOP)
+def test_all_stop_at_once(fakes: Playbooks, tmp_path: Path) -> None:
+    done = play(fakes, tmp_path, operation=STOP)
     assert done.rc == 0, done.out
     assert done.calls == ["drain all of n1+n2, at once: False", *["stopped llama-0+llama-1 1"] * 2]
     assert "Stop: 4 groups of 4 done." in done.out
 
 
-def test_nothing_stops_that_could_not_be_drained(tmp_path: Path) -> None:
-    done = play(tmp_path, ["balancer_server"], operation=STOP)
+def test_nothing_stops_that_could_not_be_drained(fakes: Playbooks, tmp_path: Path) -> None:
+    done = play(fakes, tmp_path, ["balancer_server"], operation=STOP)
     assert done.rc != 0
     assert done.calls == ["drain all of n1+n2, at once: False"]
 
@@ -518,7 +530,7 @@ def visit(host: str, *names: str, kinds: tuple[str, ...] = ("serve",), stops: bo
     ]
 
 
-def benchmark(tmp_path: Path, *fail: list[str], old: Any = PAIR, **more: Any) -> Played:
+def benchmark(fakes: Playbooks, tmp_path: Path, *fail: list[str], old: Any = PAIR, **more: Any) -> Played:
     """benchmark.yml, one instance at a time."""
     states, balancers = served(old)
     plan = planned(states, old, balancers, OperationRequest(BENCHMARK))
@@ -527,6 +539,7 @@ def benchmark(tmp_path: Path, *fail: list[str], old: Any = PAIR, **more: Any) ->
     parts = {name: made.host(name) for name in made.hosts}
     begun = {"_benchmark_begun": {"name": "r1"}}  # as benchmark.yml gives it
     return play(
+        fakes,
         tmp_path,
         *fail,
         operation=BENCHMARK,
@@ -538,8 +551,8 @@ def benchmark(tmp_path: Path, *fail: list[str], old: Any = PAIR, **more: Any) ->
 EVERY = [("n1", "llama-0"), ("n2", "llama-0"), ("n1", "llama-1"), ("n2", "llama-1")]
 
 
-def test_each_instance_is_drained_measured_and_returned(tmp_path: Path) -> None:
-    done = benchmark(tmp_path)
+def test_each_instance_is_drained_measured_and_returned(fakes: Playbooks, tmp_path: Path) -> None:
+    done = benchmark(fakes, tmp_path)
     assert done.rc == 0, done.out
     assert done.calls == ["begin r1", *(call for item in EVERY for call in visit(*item)), "bench_report"]
     assert "Benchmark: 4 groups of 4 done." in done.out
@@ -547,14 +560,14 @@ def test_each_instance_is_drained_measured_and_returned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reported", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_what_nodes_keep_of_the_run_is_removed_once_it_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: bool
+    fakes: Playbooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: bool
 ) -> None:
     """All calls have the name that the plan decided on, whatever the operator's one is."""
     monkeypatch.setenv("ANSIBLE_FORKS", "1")  # both nodes are this machine, with one directory to remove
     kept = tmp_path / "log.kept"
     kept.mkdir()
     named = {"benchmark_run": "mine"}
-    done = benchmark(tmp_path, *([] if reported else [["bench_report", '"run"']]), variables=named)
+    done = benchmark(fakes, tmp_path, *([] if reported else [["bench_report", '"run"']]), variables=named)
     assert (done.rc, kept.exists()) == (0 if reported else 2, not reported), done.out
     calls = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     runs = [
@@ -565,25 +578,25 @@ def test_what_nodes_keep_of_the_run_is_removed_once_it_is_reported(
 
 
 @pytest.mark.deep
-def test_the_offline_benchmarks_stop_it_too(tmp_path: Path) -> None:
+def test_the_offline_benchmarks_stop_it_too(fakes: Playbooks, tmp_path: Path) -> None:
     kinds = ("latency", "throughput")
-    done = benchmark(tmp_path, variables={"benchmark_kinds": list(kinds)})
+    done = benchmark(fakes, tmp_path, variables={"benchmark_kinds": list(kinds)})
     assert done.rc == 0, done.out
     expected = (call for item in EVERY for call in visit(*item, kinds=kinds, stops=True))
     assert done.calls == ["begin r1", *expected, "bench_report"]
 
 
-def test_one_that_fails_returns_and_the_others_are_measured(tmp_path: Path) -> None:
-    done = benchmark(tmp_path, ['["vllm_bench"', '"host": "n2"', '"llama-0"'])
+def test_one_that_fails_returns_and_the_others_are_measured(fakes: Playbooks, tmp_path: Path) -> None:
+    done = benchmark(fakes, tmp_path, ['["vllm_bench"', '"host": "n2"', '"llama-0"'])
     assert done.rc == 2
     assert done.calls == ["begin r1", *(call for item in EVERY for call in visit(*item)), "bench_report"]
     assert "Failed: n2: broken by the test: vllm_bench" in done.out
 
 
 @pytest.mark.deep
-def test_one_that_does_not_come_back_is_left_to_the_load_balancer(tmp_path: Path) -> None:
+def test_one_that_does_not_come_back_is_left_to_the_load_balancer(fakes: Playbooks, tmp_path: Path) -> None:
     """It died of the load and does not start; its server is set ready all the same, and it is tried once more."""
-    done = benchmark(tmp_path, ['["vllm_server"', '"llama-0"', BAD], dying=None)
+    done = benchmark(fakes, tmp_path, ['["vllm_server"', '"llama-0"', BAD], dying=None)
     assert done.rc == 2
     first = [*visit("n1", "llama-0")[:4], "ready n1.llama-0", "started llama-0 1"]
     assert done.calls[1 : len(first) + 1] == first
@@ -595,8 +608,8 @@ def test_one_that_does_not_come_back_is_left_to_the_load_balancer(tmp_path: Path
     assert "Benchmark: 4 groups of 4 done." in done.out
 
 
-def test_what_cannot_be_drained_gets_no_load(tmp_path: Path) -> None:
-    done = benchmark(tmp_path, ['["balancer_server"', "n1.llama-0", '"drain"'])
+def test_what_cannot_be_drained_gets_no_load(fakes: Playbooks, tmp_path: Path) -> None:
+    done = benchmark(fakes, tmp_path, ['["balancer_server"', "n1.llama-0", '"drain"'])
     assert done.rc == 2
     # Part of it may be drained, so it is returned.
     assert done.calls[1:4] == ["drain n1.llama-0", "ready n1.llama-0", "started llama-0 1"]
@@ -606,8 +619,8 @@ def test_what_cannot_be_drained_gets_no_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_a_host_that_goes_away_does_not_end_it(tmp_path: Path) -> None:
-    done = benchmark(tmp_path, dying={"n2": '["vllm_bench"'})
+def test_a_host_that_goes_away_does_not_end_it(fakes: Playbooks, tmp_path: Path) -> None:
+    done = benchmark(fakes, tmp_path, dying={"n2": '["vllm_bench"'})
     assert done.rc != 0
     measured = [call for call in done.calls if call.startswith("measure")]
     assert measured == ["measure serve llama-0", "measure serve llama-1"]  # both of n1
@@ -617,16 +630,16 @@ def test_a_host_that_goes_away_does_not_end_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_it_ends_where_no_load_balancer_answers(tmp_path: Path) -> None:
-    done = benchmark(tmp_path, dying={"lb": '"started"'})
+def test_it_ends_where_no_load_balancer_answers(fakes: Playbooks, tmp_path: Path) -> None:
+    done = benchmark(fakes, tmp_path, dying={"lb": '"started"'})
     assert done.rc == 2
     assert [call for call in done.calls if call.startswith("measure")] == ["measure serve llama-0"]
     assert "It stopped there." in done.out
 
 
 @pytest.mark.deep
-def test_an_engine_over_two_hosts_is_measured_once(tmp_path: Path) -> None:
-    done = benchmark(tmp_path, old=SPAN)
+def test_an_engine_over_two_hosts_is_measured_once(fakes: Playbooks, tmp_path: Path) -> None:
+    done = benchmark(fakes, tmp_path, old=SPAN)
     assert done.rc == 0, done.out
     assert [call for call in done.calls if call.startswith("measure")] == ["measure serve llama-0"]
     starts = [call for call in done.calls if call.startswith("started")]
@@ -643,14 +656,14 @@ def test_an_engine_over_two_hosts_is_measured_once(tmp_path: Path) -> None:
     ],
 )
 def test_a_failed_measurement_of_what_is_new_is_reported_in_the_end(
-    tmp_path: Path, fail: list[str], said: str
+    fakes: Playbooks, tmp_path: Path, fail: list[str], said: str
 ) -> None:
     """Until then the host is there: what it runs has to enter the load balancers."""
     new = {
         name: {"measure": [{"name": f"llama-{number}", "host": name, "server": {}} for number in range(2)]}
         for name in ("n1", "n2")
     }
-    done = play(tmp_path, *([fail] if fail else []), operation=SITE, parts=new)
+    done = play(fakes, tmp_path, *([fail] if fail else []), operation=SITE, parts=new)
     assert (done.rc, said in done.out) == (2 if fail else 0, True)
     assert done.calls.count("measure serve llama-0+llama-1") == (0 if fail == ["node_state"] else 2)
     assert done.calls[-1] == "bench_report"

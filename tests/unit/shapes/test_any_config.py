@@ -86,6 +86,14 @@ def test_every_name_that_vllm_registers(shape: str) -> None:
         sized({"architectures": [name], "model_type": kind, **SHAPES[shape]})
 
 
+@pytest.mark.parametrize(("number", "shape"), enumerate(SHAPES))
+def test_a_quarter_of_the_families(number: int, shape: str) -> None:
+    """Another quarter with each shape, so that each family meets three of them."""
+    for kind in sorted(knowledge().families)[number % 4 :: 4]:
+        sized({"model_type": kind, **SHAPES[shape]}, {}, {"tp": 8})
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_family(shape: str) -> None:
     for kind in knowledge().families:
