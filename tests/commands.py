@@ -182,8 +182,21 @@ def _node(entry: Entry, name: str) -> dict[str, Any]:
     return state(gpus=found, hostname=name, disk=disk)
 
 
+PLANS: dict[str, FleetPlan] = {}
+"""What was planned before, by the entry and its changes: the page and several tests ask for the same."""
+
+
 def plan(entry: Entry, **changes: Any) -> FleetPlan:
-    """The entry's plan by the real planner. FleetError when it refuses."""
+    """The entry's plan by the real planner, made once. FleetError when it refuses."""
+    key = json.dumps(
+        [entry.id, entry.vllm, entry.deployments, entry.host, changes], sort_keys=True, default=str
+    )
+    if key not in PLANS:
+        PLANS[key] = _plan(entry, **changes)
+    return PLANS[key]
+
+
+def _plan(entry: Entry, **changes: Any) -> FleetPlan:
     nodes = entry.deployments[0].get("nodes", 1)
     names = [f"mi300x-{number}" for number in range(1, nodes + 1)]
     wanted = [{**item, **changes} for item in entry.deployments]

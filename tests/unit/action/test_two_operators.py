@@ -21,6 +21,7 @@ import yaml
 
 from tests import ROOT
 from tests.helpers.eventually import GENEROUS, eventually
+from tests.helpers.playbooks import Playbooks
 
 CALL = {"instinct.fleet.serving_generation": {"journal": ["{{ word }}"]}}
 # The word comes after several runs of the test, each of which may take long; who ends the test ends the wait.
@@ -33,37 +34,36 @@ LATE = [SEE, WAIT, CALL]
 
 @dataclass
 class Operators:
-    """A copy of the collection whose node is a directory, and an inventory of one host."""
+    """A copy of the collection whose node is a directory, and an inventory of one host. place: the test's own."""
 
     place: Path
+    copy: Path
+    playbooks: Playbooks
+
+    @property
+    def node(self) -> Path:
+        return self.copy / "node"
 
     @property
     def journal(self) -> str:
-        path = self.place / "etc/journal.log"
+        path = self.node / "etc/journal.log"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def command(self, name: str, *args: str, tasks: Any = None) -> list[str]:
-        playbook = self.place / "fleet/playbooks" / name
+        playbook = self.copy / "fleet/playbooks" / name
         if tasks is not None:
             play = {"hosts": "n1", "gather_facts": False, "tasks": tasks}
             playbook.write_text(yaml.safe_dump([play], sort_keys=False), encoding="utf-8")
         program = str(Path(sys.executable).parent / "ansible-playbook")
-        return [program, "-i", str(self.place / "hosts.yml"), str(playbook), *args]
+        return [program, "-i", str(self.copy / "hosts.yml"), str(playbook), *args]
 
     @property
     def options(self) -> dict[str, Any]:
-        env = {
-            **os.environ,
-            "ANSIBLE_COLLECTIONS_PATH": str(self.place / "collections"),
-            "ANSIBLE_CONFIG": str(self.place / "fleet/ansible.cfg"),
-            "ANSIBLE_NOCOLOR": "1",
-        }
-        return {"cwd": self.place / "fleet", "env": env, "text": True, "stdin": subprocess.DEVNULL}
+        env = {**os.environ, **of_copy(self.copy)}
+        return {"cwd": self.copy / "fleet", "env": env, "text": True, "stdin": subprocess.DEVNULL}
 
     def run(self, name: str, *args: str, tasks: Any = None) -> tuple[int, str]:
-        done = subprocess.run(
-            self.command(name, *args, tasks=tasks), check=False, capture_output=True, **self.options
-        )
+        done = self.playbooks.run(*self.command(name, *args, tasks=tasks)[1:], cwd=self.copy / "fleet")
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     @contextmanager
@@ -109,9 +109,11 @@ class Running:
         return self.process.wait(GENEROUS), " ".join(self.log.read_text().split())
 
 
-@pytest.fixture
-def operators(tmp_path: Path) -> Operators:
-    fleet = tmp_path / "fleet"
+@pytest.fixture(scope="session")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Playbooks]]:
+    """The copy, in which the node's directories are below node/, and runs of it."""
+    place = tmp_path_factory.mktemp("operators")
+    fleet = place / "fleet"
     fleet.mkdir()
     for name in ("plugins", "playbooks"):
         shutil.copytree(ROOT / name, fleet / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -125,10 +127,10 @@ def operators(tmp_path: Path) -> Operators:
     for path in fleet.joinpath("plugins").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         for real, mine in places.items():
-            text = text.replace(f'"{real}', f'"{tmp_path / mine}')
+            text = text.replace(f'"{real}', f'"{place / "node" / mine}')
         path.write_text(text, encoding="utf-8")
-    (tmp_path / "collections/ansible_collections/instinct").mkdir(parents=True)
-    (tmp_path / "collections/ansible_collections/instinct/fleet").symlink_to(fleet)
+    (place / "collections/ansible_collections/instinct").mkdir(parents=True)
+    (place / "collections/ansible_collections/instinct/fleet").symlink_to(fleet)
     local = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
@@ -136,13 +138,31 @@ def operators(tmp_path: Path) -> Operators:
         "instinct_gpus": {"model": "MI300X", "count": 8},
     }
     inventory = {"instinct": {"hosts": {"n1": local}}}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
-    return Operators(tmp_path)
+    (place / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
+    playbooks = Playbooks(place, of_copy(place))
+    yield place, playbooks
+    playbooks.close()
+
+
+def of_copy(place: Path) -> dict[str, str]:
+    """What Ansible is told by the environment."""
+    return {
+        "ANSIBLE_COLLECTIONS_PATH": str(place / "collections"),
+        "ANSIBLE_CONFIG": str(place / "fleet/ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+    }
+
+
+@pytest.fixture
+def operators(copied: tuple[Path, Playbooks], tmp_path: Path) -> Operators:
+    copy, playbooks = copied
+    shutil.rmtree(copy / "node", ignore_errors=True)
+    return Operators(tmp_path, copy, playbooks)
 
 
 def test_the_second_is_refused_and_what_changes_nothing_is_warned(operators: Operators) -> None:
     changing = [{"import_playbook": "plan.yml", "vars": {"fleet_apply": True}}]
-    (operators.place / "fleet/playbooks/change.yml").write_text(yaml.safe_dump(changing), encoding="utf-8")
+    (operators.copy / "fleet/playbooks/change.yml").write_text(yaml.safe_dump(changing), encoding="utf-8")
     with operators.running("first.yml", "one", LONG) as first:
         code, text = operators.run("change.yml")
         assert code != 0
@@ -201,7 +221,7 @@ def test_a_plan_that_is_out_of_date_is_refused(operators: Operators) -> None:
         assert " runs call.yml " in text
     code, text = operators.run("seen.yml", "-e", "word=three", tasks=[SEE, CALL, CALL])
     assert code == 0, text
-    assert json.loads((operators.place / "run/lease").read_text())["command"] == "seen.yml"
+    assert json.loads((operators.node / "run/lease").read_text())["command"] == "seen.yml"
 
 
 @pytest.mark.deep
@@ -209,7 +229,7 @@ def test_prune_and_a_change_refuse_each_other(operators: Operators) -> None:
     """The prune's Docker answers nothing for as long as it is looked at."""
     path = str(operators.place / "docker.sock")
     lock = {"schema": 1, "images": {}, "models": {}}
-    (operators.place / "fleet.lock.json").write_text(json.dumps(lock), encoding="utf-8")
+    (operators.copy / "fleet.lock.json").write_text(json.dumps(lock), encoding="utf-8")
     prune = [{"instinct.fleet.host_prune": {"docker_socket": path, "cache_dirs": [str(operators.place)]}}]
     with socket.socket(socket.AF_UNIX) as docker:
         docker.bind(path)

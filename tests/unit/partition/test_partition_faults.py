@@ -22,9 +22,12 @@ TOOLS = (
     ("rocm-smi", "6.0.0"), ("rocm-smi", "6.2.4"), ("rocm-smi", "6.4.1"), ("rocm-smi", "7.0.0"),
     ("amd-smi", "6.2.4"), ("amd-smi", "6.3.2"), ("amd-smi", "6.4.0"), ("amd-smi", "7.2.0"), ("amd-smi", "10.0.0"),
 )  # fmt: skip
-EVERY_RUN = {("rocm-smi", "6.0.0"), ("amd-smi", "10.0.0")}  # the oldest and the newest
+EVERY_RUN = (("rocm-smi", "6.0.0"), ("amd-smi", "10.0.0"))
+"""The oldest and the newest, in turns: each fault is tried with one of them in every run, with all at night."""
 WAYS = (*TOOLS, ("rocm-smi", "6.3.0"), ("rocm-smi", "7.2.0"), ("amd-smi", "6.3.0"), ("amd-smi", "7.0.2"),
         ("sysfs", "7.0.0"))  # fmt: skip
+OTHER_WAYS = {*TOOLS[1:4], *TOOLS[5:8], ("rocm-smi", "6.3.0"), ("amd-smi", "6.3.0"), ("amd-smi", "7.0.2")}
+"""Between the oldest and the newest of each tool."""
 CPX4 = {"compute": "CPX", "memory": "NPS4"}
 CPX = {"compute": "CPX"}
 NEW4, NEW, OLD = "CPX/NPS4 64", "CPX/NPS1 64", "SPX/NPS1 8"
@@ -111,10 +114,16 @@ CASES = {
 }  # fmt: skip
 
 
-every_tool = pytest.mark.parametrize(
-    ("tool", "release"),
-    [pytest.param(*way, marks=() if way in EVERY_RUN else pytest.mark.deep) for way in TOOLS],
-)
+def every_tool(*names: str) -> pytest.MarkDecorator:
+    """Each case with each release of each tool; in every run, only with one of EVERY_RUN."""
+    return pytest.mark.parametrize(
+        ("tool", "release", "name"),
+        [
+            pytest.param(*way, name, marks=() if way == EVERY_RUN[number % 2] else pytest.mark.deep)
+            for way in TOOLS
+            for number, name in enumerate(names)
+        ],
+    )
 
 
 def host_with(tool: str, release: str) -> list[str]:
@@ -125,8 +134,7 @@ def host_with(tool: str, release: str) -> list[str]:
     ]
 
 
-@every_tool
-@pytest.mark.parametrize("name", CASES)
+@every_tool(*CASES)
 def test_release_and_fault(bench: Bench, tool: str, release: str, name: str) -> None:
     case = CASES[name]
     bench.reset(*host_with(tool, release), *case.faults)
@@ -145,7 +153,10 @@ def test_release_and_fault(bench: Bench, tool: str, release: str, name: str) -> 
     assert len(tries) > 1 or result["seconds"] >= case.again, result
 
 
-@pytest.mark.parametrize(("backend", "release"), WAYS)
+@pytest.mark.parametrize(
+    ("backend", "release"),
+    [pytest.param(*way, marks=pytest.mark.deep if way in OTHER_WAYS else ()) for way in WAYS],
+)
 def test_every_way_there_and_back(bench: Bench, release: str, backend: str) -> None:
     bench.reset(f"release={release}")
     there = bench.change({**CPX4, "backend": backend})
@@ -170,8 +181,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@every_tool
-@pytest.mark.parametrize("name", REFUSED)
+@every_tool(*REFUSED)
 def test_refused_before_anything_is_touched(bench: Bench, tool: str, release: str, name: str) -> None:
     case = REFUSED[name]
     bench.reset(*host_with(tool, release), *case.faults)
@@ -185,8 +195,8 @@ def test_refused_before_anything_is_touched(bench: Bench, tool: str, release: st
     assert bench.sh("test -e /var/lib/instinct-fleet/partition.json && echo journal") == ""
 
 
-@every_tool
-def test_not_root(bench: Bench, tool: str, release: str) -> None:
+@every_tool("not root")
+def test_not_root(bench: Bench, tool: str, release: str, name: str) -> None:
     bench.reset(*host_with(tool, release), exporter=False)
     assert "needs root: use become" in bench.change(CPX, user=65534)["error"]
 

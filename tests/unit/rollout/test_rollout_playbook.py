@@ -168,6 +168,7 @@ def play(
     dying: dict[str, str] | None = None,
     variables: dict[str, Any] | None = None,
     asked: dict[str, Any] | None = None,
+    args: tuple[str, ...] = (),
 ) -> Played:
     """Run the play of upgrade.yml, of stop.yml or of benchmark.yml that works on what serves.
 
@@ -205,7 +206,7 @@ def play(
     log = tmp_path / "log"
     log.touch()
     env = {"FAKE_LOG": str(log), "FAKE_FAIL": json.dumps(fail), "FAKE_ASKED": json.dumps(asked or {})}
-    done = fakes.run("-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), env=env)
+    done = fakes.run("-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), *args, env=env)
     calls = [short(*json.loads(line)) for line in log.read_text().splitlines()]
     return Played(done.returncode, done.stdout + done.stderr, calls)
 
@@ -454,7 +455,7 @@ NEVER, CHANGING, LATE = "never", '["vllm_server"', '"units": ["n1/llama-0"]'
     ("operation", "when"),
     [
         (STOP, ""),
-        (UPGRADE, LATE),
+        pytest.param(UPGRADE, LATE, marks=pytest.mark.deep),
         pytest.param(UPGRADE, "", marks=pytest.mark.deep),
         pytest.param(UPGRADE, CHANGING, marks=pytest.mark.deep),
         pytest.param(RESTART, "", marks=pytest.mark.deep),
@@ -551,24 +552,23 @@ def benchmark(fakes: Playbooks, tmp_path: Path, *fail: list[str], old: Any = PAI
 EVERY = [("n1", "llama-0"), ("n2", "llama-0"), ("n1", "llama-1"), ("n2", "llama-1")]
 
 
-def test_each_instance_is_drained_measured_and_returned(fakes: Playbooks, tmp_path: Path) -> None:
-    done = benchmark(fakes, tmp_path)
-    assert done.rc == 0, done.out
-    assert done.calls == ["begin r1", *(call for item in EVERY for call in visit(*item)), "bench_report"]
-    assert "Benchmark: 4 groups of 4 done." in done.out
-
-
 @pytest.mark.parametrize("reported", [True, pytest.param(False, marks=pytest.mark.deep)])
-def test_what_nodes_keep_of_the_run_is_removed_once_it_is_reported(
-    fakes: Playbooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: bool
+def test_each_instance_is_drained_measured_and_returned(
+    fakes: Playbooks, tmp_path: Path, reported: bool
 ) -> None:
-    """All calls have the name that the plan decided on, whatever the operator's one is."""
-    monkeypatch.setenv("ANSIBLE_FORKS", "1")  # both nodes are this machine, with one directory to remove
+    """What nodes keep of the run is removed once it is reported.
+
+    All calls have the name that the plan decided on, whatever the operator's one is.
+    """
     kept = tmp_path / "log.kept"
     kept.mkdir()
     named = {"benchmark_run": "mine"}
-    done = benchmark(fakes, tmp_path, *([] if reported else [["bench_report", '"run"']]), variables=named)
+    # Both nodes are this machine, with one directory to remove: one after the other.
+    fails = [] if reported else [["bench_report", '"run"']]
+    done = benchmark(fakes, tmp_path, *fails, variables=named, args=("--forks", "1"))
     assert (done.rc, kept.exists()) == (0 if reported else 2, not reported), done.out
+    assert done.calls == ["begin r1", *(call for item in EVERY for call in visit(*item)), "bench_report"]
+    assert "Benchmark: 4 groups of 4 done." in done.out
     calls = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     runs = [
         given["run"] for name, given in calls if name in ("vllm_bench", "bench_report") and "run" in given
