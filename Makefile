@@ -187,10 +187,11 @@ mutants: packages venv-dev ## which small faults the unit tests miss (MODULES="k
 	$(BIN)/python -m tests.mutants $(MODULES) --seed $(or $(SEED),$(shell date +%F)) --count $(or $(COUNT),15) \
 	    --jobs $(or $(JOBS),2) --at-least 92
 
-# Each example is a fleet and five edits, one after the other.
-edits: venv-dev ## random edits of random fleets, planned and simulated (EDIT_EXAMPLES=4000)
-	EDIT_EXAMPLES=$(or $(EDIT_EXAMPLES),4000) HISTORIES=$(or $(HISTORIES),200) $(BIN)/pytest -q --timeout=7200 \
-		-m "deep or not deep" tests/unit/simulation/test_random_edits.py tests/unit/simulation/test_hold_histories.py
+# Each example is a fleet and five edits, one after the other; or a fleet, and a plan of it.
+edits: venv-dev ## random edits of random fleets, planned and simulated, and random plans (EDIT_EXAMPLES=4000)
+	EDIT_EXAMPLES=$(or $(EDIT_EXAMPLES),4000) HISTORIES=$(or $(HISTORIES),200) PLAN_EXAMPLES=$(or $(PLAN_EXAMPLES),20) \
+	    $(BIN)/pytest -q --timeout=7200 -m "deep or not deep" tests/unit/simulation/test_random_edits.py \
+	    tests/unit/simulation/test_hold_histories.py tests/unit/plan/test_plan_properties.py
 
 # What runs at night, and how long each may take; all run, whatever fails.
 NIGHTLY := 60m:test 240m:deep 20m:sanity 90m:edits 60m:bench 40m:parsers 60m:engines 40m:shapes 40m:quantizers 90m:mutants 20m:demo
