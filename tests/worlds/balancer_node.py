@@ -65,9 +65,8 @@ class Site:
     ) -> None:  # fmt: skip
         self.tmp, self.nodes = tmp, nodes
         collection = tmp / "collections/ansible_collections/instinct/fleet"
-        shutil.copytree(
-            ROOT / "plugins", collection / "plugins", ignore=shutil.ignore_patterns("__pycache__")
-        )
+        # With the bytecode, but for what is being written.
+        shutil.copytree(ROOT / "plugins", collection / "plugins", ignore=shutil.ignore_patterns("*.pyc.*"))
         for name in ("roles", "galaxy.yml", "catalog", "templates"):
             (collection / name).symlink_to(ROOT / name)
         write_runtime(collection / "meta", fakes or ())

@@ -52,15 +52,16 @@ def silent() -> Iterator[tuple[int, list[socket.socket]]]:
 
 
 class Watch(threading.Thread):
-    """Looks again and again into what every process was started with."""
+    """Looks again and again into what every process was started with that was not there before the secrets were."""
 
     def __init__(self, wanted: dict[str, str]) -> None:
         super().__init__(daemon=True)
         self.wanted, self.found, self.over = wanted, set[str](), threading.Event()
+        self.before = set(os.listdir("/proc"))
 
     def run(self) -> None:
         while not self.over.wait(0.02):
-            for process in Path("/proc").glob("[0-9]*"):
+            for process in (Path("/proc", name) for name in os.listdir("/proc") if name not in self.before):
                 for what in ("cmdline", "environ"):
                     with contextlib.suppress(OSError):
                         content = (process / what).read_bytes()

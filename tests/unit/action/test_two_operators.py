@@ -24,8 +24,9 @@ from tests.helpers.eventually import GENEROUS, eventually
 from tests.helpers.playbooks import Playbooks
 
 CALL = {"instinct.fleet.serving_generation": {"journal": ["{{ word }}"]}}
-# The word comes after several runs of the test, each of which may take long; who ends the test ends the wait.
-WAIT = {"ansible.builtin.wait_for": {"path": "{{ go }}", "timeout": 3600, "sleep": 0}}
+# The word comes after several runs of the test, each of which may take long; who ends the test ends the wait. Ansible's
+# own wait_for looks once a second, or without a pause.
+WAIT = {"ansible.builtin.command": {"argv": ["sh", "-c", "until [ -e {{ go }} ]; do sleep 0.05; done"]}}
 SEE = {"instinct.fleet.node_state": {}, "register": "node_state_result"}
 # What a run does to the node: it changes it, waits for a word, and changes it again.
 LONG = [SEE, CALL, WAIT, CALL]
@@ -115,8 +116,8 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pla
     place = tmp_path_factory.mktemp("operators")
     fleet = place / "fleet"
     fleet.mkdir()
-    for name in ("plugins", "playbooks"):
-        shutil.copytree(ROOT / name, fleet / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("plugins", "playbooks"):  # with the bytecode, but for what is being written
+        shutil.copytree(ROOT / name, fleet / name, ignore=shutil.ignore_patterns("*.pyc.*"))
     for name in ("roles", "catalog", "templates", "meta", "library", "galaxy.yml"):
         (fleet / name).symlink_to(ROOT / name)
     text = (ROOT / "ansible.cfg").read_text(encoding="utf-8")
@@ -125,10 +126,11 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pla
     )
     places = {"/run/instinct-fleet": "run", "/etc/instinct-fleet": "etc", "/var/lib/instinct-fleet": "var"}
     for path in fleet.joinpath("plugins").rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
+        text = was = path.read_text(encoding="utf-8")
         for real, mine in places.items():
             text = text.replace(f'"{real}', f'"{place / "node" / mine}')
-        path.write_text(text, encoding="utf-8")
+        if text != was:
+            path.write_text(text, encoding="utf-8")
     (place / "collections/ansible_collections/instinct").mkdir(parents=True)
     (place / "collections/ansible_collections/instinct/fleet").symlink_to(fleet)
     local = {

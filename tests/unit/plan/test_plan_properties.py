@@ -142,7 +142,9 @@ def proves(examples: int, part: float = 0.9) -> Callable[[Callable[..., None]], 
         def run() -> None:
             ACCEPTED.clear()
             drawn()
-            assert sum(ACCEPTED) >= part * examples * TIMES, f"{sum(ACCEPTED)} plans in {len(ACCEPTED)} examples"
+            assert sum(ACCEPTED) >= part * examples * TIMES, (
+                f"{sum(ACCEPTED)} plans in {len(ACCEPTED)} examples"
+            )
 
         run.__name__, run.__doc__ = given_test.__name__, given_test.__doc__
         return run

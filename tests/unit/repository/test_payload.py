@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,19 +22,27 @@ def test_no_module_is_above_its_limit(one: payload.Payload) -> None:
     assert one.size <= one.limit, f"make payload MODULE={one.module} lists its files"
 
 
+@cache
+def imported(file: Path) -> list[list[Path]]:
+    """What Ansible finds in a file to be sent with it: each a module, or that which has the name."""
+    name = ".".join([PREFIX, *file.relative_to(PLUGINS).with_suffix("").parts])
+    finder = ModuleDepFinder(name, ast.parse(file.read_bytes()))
+    found = []
+    for words in finder.submodules:
+        if ".".join(words).startswith(PREFIX):
+            whole = PLUGINS.joinpath(*words[PREFIX.count(".") + 1 :])
+            files = [place.with_suffix(".py") for place in (whole, whole.parent)]
+            found.append([place for place in files if place.is_file()])
+    return found
+
+
 def sent(path: Path) -> set[Path]:
     """A module's files as Ansible finds them."""
     found, left = set[Path](), [path]
     while left:
         file = left.pop()
         found.add(file)
-        name = ".".join([PREFIX, *file.relative_to(PLUGINS).with_suffix("").parts])
-        finder = ModuleDepFinder(name, ast.parse(file.read_bytes()))
-        for words in finder.submodules:
-            if ".".join(words).startswith(PREFIX):
-                whole = PLUGINS.joinpath(*words[PREFIX.count(".") + 1 :])  # of a module, or of a name in one
-                files = [place.with_suffix(".py") for place in (whole, whole.parent)]
-                left += [file for file in files if file.is_file() and file not in found][:1]
+        left += [one for files in imported(file) for one in [each for each in files if each not in found][:1]]
     return found
 
 
