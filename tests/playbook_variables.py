@@ -182,6 +182,7 @@ def options_of(module: str) -> Options:
     return documented
 
 
+@functools.cache
 def _parsed(text: str) -> nodes.Template:
     parsed = _JINJA.parse(text)
     for node in parsed.find_all(
