@@ -119,7 +119,7 @@ def _services(engines: Iterable[ServingEngine]) -> dict[str, tuple[Name, dict[Ke
 class SpareEngines:
     """How many engines of each service may be taken out, counted once however many choices are tried.
 
-    lacking: what was taken leaves too few of one.
+    short: what was taken leaves too few of one.
     """
 
     def __init__(self, engines: Iterable[ServingEngine], min_available: Count | None = None) -> None:
@@ -130,18 +130,18 @@ class SpareEngines:
             for label, (_unused, there) in found.items()
         }
         self._kept = {label: minimum(len(there), min_available) for label, (_unused, there) in found.items()}
-        self.lacking = False
+        self.short = False
 
     def fits(self, engines: Iterable[ServingEngine]) -> bool:
-        """Return whether enough stay beside what was taken, if these go as well."""
+        """Return whether enough stay, after what was taken, if these go as well."""
         lost = self._lost(engines)
-        return not self.lacking and all(
+        return not self.short and all(
             len(self._serving[label]) - len(keys) >= self._kept[label] for label, keys in lost.items()
         )
 
     def take(self, engines: Sequence[ServingEngine]) -> None:
         """Take engines out."""
-        self.lacking = not self.fits(engines)
+        self.short = not self.fits(engines)
         for label, keys in self._lost(engines).items():
             self._serving[label] -= keys
 

@@ -101,7 +101,7 @@ def _fetch(
 def _complete(
     blob: _PartialBlob, client: RegistryClient, sha256: str, size: int, stop: threading.Event
 ) -> bool:
-    """Fetch what a blob lacks, again where an answer is cut; return whether it was not stopped."""
+    """Fetch the rest of a blob, again where an answer is cut; return whether it was not stopped."""
     pauses: list[float] = list(PAUSES)
     while blob.have < size:
         before = blob.have
