@@ -92,7 +92,7 @@ class ActionModule(ControllerAction):
         own = {host: reader.values(host, VARIABLES, lenient=True) for host in hosts}
         redact = Redactor(inventory_secrets(own.values()))
         try:
-            sources = SoftwareSources(_lock(reader.beside_inventory(hosts)), Knowledge(CATALOG).images)
+            sources = SoftwareSources(_lock(reader.inventory_directory(hosts)), Knowledge(CATALOG).images)
             written = _write(options, own, redact, sources)
         except self.expected as error:
             raise ResultsError(redact(str(error))) from None

@@ -47,7 +47,7 @@ class ActionModule(ControllerAction):
         """Return images, models, files, pins, lock and about; for loading, only the pins of the whole lock."""
         reader, host = InventoryReader(facts), str(facts["inventory_hostname"])
         names = list(reader.groups().get(FLEET, ()))
-        path = reader.beside_inventory(names) / LOCK
+        path = reader.inventory_directory(names) / LOCK
         if not path.exists():
             fix = (
                 f"Copy {LOCK} of the bundle's directory there."
@@ -81,6 +81,6 @@ def _files(reader: InventoryReader, names: list[str]) -> list[dict[str, Any]]:
     """Return the files of the control node that the inventory names, as one item of a loop; [] without any."""
     hosts = dict.fromkeys([*names, *reader.groups().get(BALANCERS, ())])
     variables = {name: reader.values(name, (*FILES, *SECRET_FILES)) for name in hosts}
-    found = find_files(variables, Places(Path.cwd(), reader.beside_inventory(names), CATALOG.parent))
+    found = find_files(variables, Places(Path.cwd(), reader.inventory_directory(names), CATALOG.parent))
     files = [{"path": item.path, "source": item.source} for item in found]
     return [{"what": f"{len(files)} files", "files": files}] if files else []

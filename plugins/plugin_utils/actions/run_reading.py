@@ -71,7 +71,7 @@ class RunReading:
     @cached_property
     def base(self) -> Path:
         """The inventory's directory."""
-        return self.reader.beside_inventory(self.names)
+        return self.reader.inventory_directory(self.names)
 
     @cached_property
     def foreign(self) -> dict[Lease, list[str]]:
@@ -151,7 +151,7 @@ class RunReading:
         """Return pins, models, load balancers and secrets; what is missing is queried and stored."""
         options, fleet = run.options, run.checked.candidates
         going = {this_run().id, *(() if options["take_over"] else (lease.run for lease in self.foreign))}
-        balancers = tuple(host.beside(going) for host in self.reader.balancers(options["offline"]))
+        balancers = tuple(host.with_runs(going) for host in self.reader.balancers(options["offline"]))
         lock, resolved = self._pins(run)
         models = read_models(fleet, self.base)
         policy = SecretsPolicy(

@@ -492,7 +492,7 @@ def test_offline_needs_no_host_and_no_network(fleet: Fleet) -> None:
             {"hf_model_token": "hf_long_enough_for_one", "hf_model_endpoint": "http://mirror.example:8080"},
             None,
             "hf_model_endpoint (host n1, inventory/group_vars/instinct.yml:6): http://mirror.example:8080 has no TLS: "
-            "everybody on the way there could read the hub's token. Use an https:// mirror, leave the token out for",
+            "anybody on the way there could read the hub's token. Use an https:// mirror, leave the token out for",
         ),
         (
             {"instinct_proxy": {"https_proxy": "proxy.example:3128"}},

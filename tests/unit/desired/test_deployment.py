@@ -300,7 +300,7 @@ def test_a_build_and_its_tag() -> None:
         ),
         (
             {"engine_args": {"no_enable_prefix_caching": True}},
-            "vllm_deployments[0].engine_args.no_enable_prefix_caching: negates a flag by its name. Write "
+            "vllm_deployments[0].engine_args.no_enable_prefix_caching: negates a flag in its name. Write "
             "enable_prefix_caching: false.",
         ),
         (
@@ -331,7 +331,7 @@ def test_a_build_and_its_tag() -> None:
         (
             {"env": {"AWS_SECRET_ACCESS_KEY": "k"}},
             "vllm_deployments[0].env.AWS_SECRET_ACCESS_KEY: is a secret, and would be readable in the "
-            "instance's files. Put it into the deployment's secrets, vaulted.",
+            "instance's files. Put it in the deployment's secrets, vaulted.",
         ),
         (
             {"env": {"HIP_VISIBLE_DEVICES": "0"}},
@@ -369,7 +369,7 @@ def test_a_build_and_its_tag() -> None:
         ),
         (
             {"runtime": {"cap_add": ["CAP_NET_RAW"]}},
-            "vllm_deployments[0].runtime.cap_add[0]: 'CAP_NET_RAW' is no Linux capability. Did you mean NET_RAW?",
+            "vllm_deployments[0].runtime.cap_add[0]: 'CAP_NET_RAW' is not a Linux capability. Did you mean NET_RAW?",
         ),
         (
             {"runtime": {"ulimits": {"memlok": -1}}},
@@ -435,7 +435,7 @@ API_KEY = "sk-" + "proj-" + "x" * 20
 def test_what_looks_like_a_secret_is_refused_and_not_repeated(keys: dict[str, Any], where: str) -> None:
     assert errors([deployment(**keys)]) == [
         f"vllm_deployments[0].{where}: looks like a token or a key, and would be readable in the plan, the instance's "
-        "files and the process list. Put the hub's token into hf_model_token or hf_model_token_file, others into the "
+        "files and the process list. Put the hub's token in hf_model_token or hf_model_token_file, others in the "
         "deployment's secrets."
     ]
 
@@ -475,7 +475,7 @@ def test_secrets_are_variables_that_no_representation_shows() -> None:
         ({"secrets": {"A": "hunter2"}}, "secrets.A: is too short to be kept out of messages"),
         (
             {"secrets": {"A": "hunter2222\0"}},
-            "secrets.A: is too short to be kept out of messages, or holds a NUL",
+            "secrets.A: is too short to be kept out of messages, or contains a NUL",
         ),
         ({"secrets": {"A": 12345678}}, "secrets.A: must be text, not a number. Put it in quotes."),
         (

@@ -74,7 +74,7 @@ def test_what_is_no_window(text: str) -> None:
 @pytest.mark.parametrize("value", ["22-06", 1320, ["22:00-06:00"]])
 def test_what_the_inventory_must_not_have(value: Any) -> None:
     (text,) = problems({"n1": state()}, [], fetch_window=value)
-    assert text.startswith("fetch_window (host n1): is no window of hours. Write")
+    assert text.startswith("fetch_window (host n1): is not a window of hours. Write")
 
 
 def test_a_fetch_waits_for_its_hours_and_nothing_else_does() -> None:

@@ -300,11 +300,11 @@ def test_a_port_that_both_want() -> None:
     [
         ({"load_balancer_port": "https"}, "load_balancer_port: must be a whole number, not text."),
         ({"load_balancer_auth": "maybe"}, "load_balancer_auth: must be true or false, not text."),
-        ({"load_balancer_api_keys": {"a b": "x" * 30}}, "load_balancer_api_keys.a b: is not a key's name"),
+        ({"load_balancer_api_keys": {"a b": "x" * 30}}, "load_balancer_api_keys.a b: is not a valid name of a key"),
         ({"load_balancer_api_keys": {"a": "short-secret"}}, "load_balancer_api_keys.a: its key must be text"),
         ({"load_balancer_hang_timeout": 14}, "load_balancer_hang_timeout: 14 is out of range. It must be from 15 to"),
         ({"load_balancer_repeat_unanswered": 2}, "load_balancer_repeat_unanswered: must be true or false, not"),
-        ({"load_balancer_metrics_port": 8443}, "load_balancer_port: the balancer cannot use one port twice"),
+        ({"load_balancer_metrics_port": 8443}, "load_balancer_port: the load balancer cannot use one port twice"),
     ],
 )  # fmt: skip
 def test_wrong_variables(variables: dict[str, Any], text: str) -> None:

@@ -120,8 +120,8 @@ def test_offline_nothing_is_refused_but_said() -> None:
         ),
         (["gemma", "Llama3.1"], "Did you mean llama3.1?"),
         (["zzz"], "Valid: llama3.1."),
-        (["llama3.1 "], "names no licence."),
-        (["repo:lab"], "names no licence."),
+        (["llama3.1 "], "is not a licence."),
+        (["repo:lab"], "is not a licence."),
         ("lama3.1", "Did you mean llama3.1?"),  # as -e gives it
     ],
 )  # fmt: skip

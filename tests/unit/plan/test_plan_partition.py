@@ -168,8 +168,8 @@ def test_a_change_that_was_cut_off_is_finished_although_the_modes_are_right() ->
 
 def test_a_change_that_was_cut_off_wants_to_be_told_the_mode() -> None:
     assert problems({"n1": node(partition_change="set")}, []) == [
-        "host n1: an earlier partition change was interrupted (step set). Set gpu_partition_compute to the mode that "
-        "you want, and run partition.yml."
+        "host n1: an earlier partition change was interrupted (step set). Set gpu_partition_compute to the mode you "
+        "want, and run partition.yml."
     ]
 
 

@@ -58,12 +58,12 @@ class Deployment:
         model_config: a config.json, or a directory with one, on the control node.
         listen: "" for the address that own_listen chooses.
         endpoint: the load balancer serves the deployment.
-        other_names: further model names that clients may ask for.
-        weight: an instance's share of the requests in work, relative to other deployments' that serve the same name.
+        other_names: further model names that clients may request.
+        weight: an instance's share of the requests in progress, relative to that of other deployments of the same name.
         mixed_models: another deployment may serve one of its names with another model.
         weights_formats: "any" if weights may be pickles, which can run code when they are loaded.
-        definition: a hash of what the operator wrote of it, without the values of secrets.
-        secrets: variables like env, whose values stand in no plan and no file but one of root's on the node.
+        definition: a hash of what the operator wrote, without the values of secrets.
+        secrets: variables like env, whose values appear in no plan, and only in a file of root's on the node.
     """
 
     index: int
@@ -152,7 +152,7 @@ def parse_deployments(value: Any) -> tuple[tuple[Deployment, ...], tuple[Problem
 
 
 def _definition(item: Mapping[str, Any]) -> str:
-    """Return a hash of a deployment as it is written, which no release of the toolkit reads otherwise."""
+    """Return a hash of a deployment as it is written, which is the same in every release of the toolkit."""
     written = {key: value if key != "secrets" else sorted(value or ()) for key, value in item.items()}
     return text_hash(json.dumps(written, default=str, skipkeys=True))[:16]
 
@@ -254,7 +254,7 @@ def _shape(check: Checker, found: Deployment) -> None:
 
 
 def _served_names(keys: KeyReader) -> list[str]:
-    """Return the model names that clients may ask for; none where the model's own is the only one."""
+    """Return the model names that clients may request; none where the model's own is the only one."""
     check, where = keys.check, (*keys.path, "served_model_name")
     given = keys.values.get("served_model_name")
     if not isinstance(given, (list, tuple)):
@@ -264,7 +264,7 @@ def _served_names(keys: KeyReader) -> list[str]:
         check.wrong(where, "lists no name.", "Name one, or leave it out for the model's own.")
     for at, name in enumerate(names):
         if name in names[:at]:
-            check.wrong((*where, at), f"{name!r} stands here twice.", "Remove one.")
+            check.wrong((*where, at), f"{name!r} is listed twice.", "Remove one.")
     return list(names)
 
 

@@ -52,7 +52,7 @@ DEFAULT_ULIMITS = (("memlock", -1, -1), ("nofile", 1048576, 1048576))
 class Build:
     """An image that one host builds from a Dockerfile of a git repository. target: its stage, "" for the last.
 
-    push_to: the repository of a registry from which other hosts pull it, "" for none; it makes no other image.
+    push_to: the repository of a registry from which other hosts pull it, "" for none; it does not change the image.
     """
 
     repo: str
@@ -62,7 +62,7 @@ class Build:
     tag: str
     target: str = field(
         default="", repr=False
-    )  # the tag tells it; start keys have the text of what was there before
+    )  # the tag depends on it already, and keys of starts contain the text of a build as it was before
     push_to: str = field(default="", repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -81,9 +81,9 @@ class Build:
 class Runtime:
     """The container's runtime options; sizes in bytes, timeouts in seconds.
 
-    numa: "local" keeps an instance on the CPUs of its GPUs' NUMA node, if they share one. hang_timeout: without
-    progress in spite of requests, or without any answer before the first token, until the engine is started again; 0:
-    never.
+    numa: "local" keeps an instance on the CPUs of its GPUs' NUMA node, if they share one. hang_timeout: after how long
+    the engine is restarted if it makes no progress although it has requests, or answers nothing before the first token;
+    0: never.
     """
 
     privileged: bool = False
@@ -101,7 +101,7 @@ class Runtime:
 
 
 def image_or_build(keys: KeyReader, name: str) -> tuple[str, Build | None]:
-    """Return the image of a deployment, or what is built for it; neither after a problem. name: the deployment's."""
+    """Return the image of a deployment, or the build that makes it; neither after a problem. name: the deployment's."""
     check, path = keys.check, keys.path
     if "image" in keys and "build" in keys:
         check.wrong(
@@ -181,7 +181,7 @@ def environment(check: Checker, value: Any, path: Path) -> tuple[tuple[str, str]
             check.wrong(where, "is a boolean, and variables are text.", fix)
         elif isinstance(item, (str, int, float)):
             if "\0" in str(item):
-                check.wrong(where, "holds a NUL character.")
+                check.wrong(where, "contains a NUL character.")
             found.append((key, str(item)))
         else:
             check.wrong(where, f"must be text or a number, not {kind(item)}.")
@@ -201,8 +201,8 @@ def secret_variables(check: Checker, value: Any, path: Path) -> tuple[tuple[str,
         elif not isinstance(item, str):
             check.wrong(where, f"must be text, not {kind(item)}.", "Put it in quotes.")
         elif len(item.strip()) < MIN_LENGTH or "\0" in item:
-            fix = f"It needs {MIN_LENGTH} characters at least. What is shorter is no secret, and belongs into env."
-            check.wrong(where, "is too short to be kept out of messages, or holds a NUL character.", fix)
+            fix = f"It needs at least {MIN_LENGTH} characters. A shorter value is not a secret, and belongs in env."
+            check.wrong(where, "is too short to be kept out of messages, or contains a NUL character.", fix)
         else:
             found.append((key, str(item)))
     return tuple(sorted(found))
@@ -248,7 +248,7 @@ def _capabilities(check: Checker, value: Any, path: Path) -> tuple[str, ...]:
     names = check.texts(value, path)
     for at, name in enumerate(names):
         if name not in CAPABILITIES:
-            check.wrong((*path, at), f"{name!r} is no Linux capability.", suggest(name, CAPABILITIES))
+            check.wrong((*path, at), f"{name!r} is not a Linux capability.", suggest(name, CAPABILITIES))
     return tuple(sorted({*names}))
 
 

@@ -74,16 +74,16 @@ class BalancerSettings:
     Attributes:
         certificate_file: "" to create a self-signed certificate.
         api_keys: name and key of each client; empty to create one key.
-        timeout: how long a request may be silent.
+        timeout: how long a request may stay without any data.
         queue_timeout: how long a request may wait for an instance.
-        hang_timeout: how long an instance may answer nothing before its streams are closed.
-        repeat_unanswered: a request whose instance ends or hangs before the first byte is given to another one.
+        hang_timeout: how long an instance may leave everything unanswered before its streams are closed.
+        repeat_unanswered: a request whose instance ends or hangs before the first byte is sent to another one.
         instance_auth: instances accept only requests with the load balancers' key.
-        source_connections: connections of one client address; 0 for half of all.
+        source_connections: connections that one client address may have; 0 for half of all.
         key_share: percent of a deployment's running and waiting requests that one key may have.
         key_rate: requests per second of one key; 0 for no limit.
-        body_limit: MiB of a request's body.
-        routes: paths that clients reach beside the usual ones.
+        body_limit: the largest body of a request, in MiB.
+        routes: paths that clients reach in addition to the usual ones.
         virtual: the address that moves between the load balancers.
     """
 
@@ -118,8 +118,8 @@ class ObservedBalancer:
     """What was observed of a load balancer on its host.
 
     keys: fingerprints of the clients' keys. config: its balancer.json. drained: drained servers, by "backend/server".
-    applied: the hash of the configuration that the running HAProxy loaded last. going: runs that may still return what
-    they drained.
+    applied: the hash of the configuration that the running HAProxy loaded last. going: runs that may still put back in
+    service what they drained.
     """
 
     installed: bool = False
@@ -134,7 +134,7 @@ class ObservedBalancer:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> ObservedBalancer:
-        """Build from a node_state result; it raises KeyError or TypeError if the result is malformed."""
+        """Build from a node_state result. Raise KeyError or TypeError if the result is malformed."""
         found = state["balancer"]
         _check_config(found["config"] or {})
         return cls(
@@ -149,9 +149,9 @@ class ObservedBalancer:
         )
 
     def on_hosts(self, known: Collection[str], owners: Mapping[str, str]) -> ObservedBalancer:
-        """Return the same, with servers on the hosts that their addresses belong to.
+        """Return the same, with each server on the host to which its address belongs.
 
-        known: hosts whose servers stay theirs. owners: hosts by their addresses.
+        known: hosts that keep their servers. owners: hosts by their addresses.
         """
         backends = [
             {
@@ -169,7 +169,7 @@ class ObservedBalancer:
 
     @cached_property
     def asked_at(self) -> Mapping[tuple[str, str], frozenset[str]]:
-        """Return the addresses at which it asks each instance, by the instance's host and name."""
+        """Return the addresses at which it reaches each instance, by the instance's host and name."""
         found: dict[tuple[str, str], set[str]] = {}
         for backend in self.config.get("backends") or ():
             for server in backend["servers"]:
@@ -179,11 +179,11 @@ class ObservedBalancer:
 
 
 NOT_IN_RUN = "it is not part of this run (add it to --limit)"
-"""Why a load balancer is absent that --limit leaves out; any other reason: it cannot be reached."""
+"""The reason why a load balancer is absent if --limit leaves it out; any other reason: it cannot be reached."""
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
-    """Raise KeyError, TypeError or ValueError for a balancer.json that the planner could not read."""
+    """Raise KeyError, TypeError or ValueError for a balancer.json that the planner cannot read."""
     for backend in config.get("backends") or ():
         tuple(map(str, (backend["name"], *backend["models"])))
         for server in backend["servers"]:
@@ -196,8 +196,8 @@ def _check_config(config: Mapping[str, Any]) -> None:
 class BalancerHost:
     """A host of the group load_balancer.
 
-    observed: None if the host was not observed. absent: why the host is not part of this run. excluded: because what
-    was observed cannot be read. interfaces: names of its network interfaces, each with its addresses.
+    observed: None if the host was not observed. absent: why the host is not part of this run. excluded: whether that is
+    because its observed state cannot be read. interfaces: names of its network interfaces, each with its addresses.
     """
 
     name: str
@@ -209,8 +209,8 @@ class BalancerHost:
     interfaces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     excluded: bool = False
 
-    def beside(self, runs: Collection[str]) -> BalancerHost:
-        """Return it with the runs that go on."""
+    def with_runs(self, runs: Collection[str]) -> BalancerHost:
+        """Return it with the runs that are in progress."""
         return (
             replace(self, observed=replace(self.observed, going=frozenset(runs))) if self.observed else self
         )
@@ -246,14 +246,14 @@ def parse_balancer(
     )
     if len(set(settings.ports)) < len(settings.ports):
         ports = ", ".join(map(str, settings.ports))
-        what = f"the balancer cannot use one port twice: requests, metrics and its agent are at {ports}."
+        what = f"the load balancer cannot use one port twice: requests, metrics and its agent use {ports}."
         own.check.wrong(("load_balancer_port",), what, "Choose another one.")
     where, odd = parse_address(variables, name)
     return settings, where, (*own.check.problems, *odd)
 
 
 def _routes(own: HostVariables) -> tuple[str, ...]:
-    """Return the paths that clients reach beside the usual ones."""
+    """Return the paths that clients reach in addition to the usual ones."""
     name, pattern = "load_balancer_routes", r"(/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)+"
     items = enumerate(own.check.listing(own[name], (name,)))
     found = (
@@ -299,7 +299,7 @@ def _api_keys(check: Checker, value: Any) -> tuple[tuple[str, str], ...]:
 def key_problem(name: Any, key: Any) -> str:
     """Return what is wrong with an API key and its name, without the key; "" if both are valid."""
     if not isinstance(name, str) or not re.fullmatch(KEY_NAME, name):
-        return "is not a key's name: letters, digits, dots, hyphens and underscores, at most 64."
+        return "is not a valid name of a key: use letters, digits, dots, hyphens and underscores, at most 64."
     if not isinstance(key, str) or not re.fullmatch(rf"[!-~]{{{MIN_KEY},512}}", key):
         return f"its key must be text of at least {MIN_KEY} visible ASCII characters, without spaces."
     if key.startswith(HASHED) and not re.fullmatch(r"[0-9A-Fa-f]{64}", key[len(HASHED) :]):
@@ -332,7 +332,7 @@ def balancer_host(
 
 
 def unread_balancer(problems: Iterable[Mapping[str, Any]]) -> str:
-    """Return that the node could not read its load balancer, which would then look as if there were none."""
+    """Return the reason if the node could not read its load balancer, which then looks as if it had none; else ""."""
     errors = [str(item["error"]) for item in problems if item["what"] == "balancer"]
     fix = "See /etc/instinct-fleet/balancer and journalctl -p err there, and run again."
-    return f"its load balancer cannot be read ({'; '.join(errors)}). {fix}" if errors else ""
+    return f"its load balancer's state cannot be read ({'; '.join(errors)}). {fix}" if errors else ""

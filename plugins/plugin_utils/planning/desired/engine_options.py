@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring an operator's flags and settings into one form, whichever of vLLM's forms they are written in.
+"""Convert an operator's flags and settings to one form, whichever of vLLM's forms they are written in.
 
 `speculative_config` as a map, as JSON text, with dotted keys (`speculative_config.method`) and by its short name (`sc`)
-becomes the same map under the same name, so that no decision depends on the form. What only a release can tell, such as
+becomes the same map under the same name, so that no decision depends on the form. What depends on the release, such as
 the type of a number in quotes, is left to vllm/canonical.py.
 """
 
@@ -51,7 +51,7 @@ def _options(
         if not name:
             continue
         if inner and not _INNER.fullmatch(inner):
-            check.wrong(where, "is no path of keys.", f"Write {head}: as a map, or {head}.key.")
+            check.wrong(where, "is not a valid path of keys.", f"Write {head}: as a map, or {head}.key.")
             continue
         item = _nested(inner.rstrip("+").split("."), _dotted(given, inner.endswith("+"))) if inner else given
         option = flag_value(check, item, where)
@@ -66,26 +66,26 @@ def _options(
 
 
 def _flag_name(check: Checker, key: str, item: Any, where: Path) -> str:
-    """Return a flag's one name; empty after a problem."""
+    """Return the flag's only name in this toolkit; empty after a problem."""
     if not _NAME.fullmatch(key):
         near = key.lstrip("-").replace("-", "_").lower()
         check.wrong(where, "is not a flag's name.", f"Write it without dashes in front: {near}.")
         return ""
     name = key.replace("-", "_")
     name = ENGINE_ALIASES.get(name, name)
-    if name == LEVEL and ("." in str(where[-1]) or isinstance(as_map(item), Mapping)):
+    if name == LEVEL and ("." in str(where[-1]) or isinstance(object_or_value(item), Mapping)):
         name = "compilation_config"
     if name in ENGINE_OWNED:
         check.wrong(where, "is set by the toolkit.", ENGINE_OWNED[name])
         return ""
     if name.startswith("no_") and isinstance(item, bool):
         fix = f"Write {name[3:]}: {'false' if item else 'true'}."
-        check.wrong(where, "negates a flag by its name.", fix)
+        check.wrong(where, "negates a flag in its name.", fix)
         return ""
     return name
 
 
-def as_map(value: Any) -> Any:
+def object_or_value(value: Any) -> Any:
     """Return the map that a text is the JSON of; anything else as it is."""
     if isinstance(value, str) and not isinstance(value, VaultedText) and value.lstrip().startswith("{"):
         try:
@@ -93,14 +93,14 @@ def as_map(value: Any) -> Any:
         except (
             ValueError,
             RecursionError,
-        ):  # a template, or what this release's parser may read nevertheless
+        ):  # a template, or something that this release's parser may be able to read
             return value
         return found if isinstance(found, dict) else value
     return value
 
 
 def _dotted(value: Any, appended: bool) -> Any:
-    """Return the value of a dotted key as vLLM's parser reads it: JSON where it is, else text; with + a list."""
+    """Return the value of a dotted key as vLLM's parser reads it: JSON if it is valid, else text; with + a list."""
     if appended:
         items = value.split(",") if isinstance(value, str) and not isinstance(value, VaultedText) else value
         return list(items) if isinstance(items, (list, tuple)) else [items]
@@ -139,7 +139,7 @@ def refuses_secret(check: Checker, value: object, path: Path) -> bool:
     if not named and not vaulted and not holds_secret(value):
         return False
     what = "comes from a vault" if vaulted else "looks like a token or a key"
-    fix = "Put the hub's token into hf_model_token or hf_model_token_file, others into the deployment's secrets."
+    fix = "Put the hub's token in hf_model_token or hf_model_token_file, others in the deployment's secrets."
     check.wrong(
         path, f"{what}, and would be readable in the plan, the instance's files and the process list.", fix
     )
@@ -147,10 +147,10 @@ def refuses_secret(check: Checker, value: object, path: Path) -> bool:
 
 
 def flag_value(check: Checker, value: Any, path: Path) -> Flag:
-    """Return a value that a flag can have; the JSON text of an object is that object."""
+    """Return the value of a flag; the JSON text of an object becomes that object. None after a problem."""
     if refuses_secret(check, value, path):
         return None
-    value = as_map(value)
+    value = object_or_value(value)
     if isinstance(value, Mapping):
         return _plain_map(check, value, path)
     if isinstance(value, (list, tuple)):
@@ -173,7 +173,7 @@ def _list_item(check: Checker, item: Any, path: Path) -> str | int | float | Map
         return None
     if refuses_secret(check, item, path):
         return None
-    found = as_map(item)
+    found = object_or_value(item)
     if isinstance(found, Mapping):
         return _plain_map(check, found, path)
     plain: str | int | float = found

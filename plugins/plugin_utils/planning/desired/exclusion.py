@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide which hosts cannot be planned, so that a run leaves them out and goes on with the others. Pure."""
+"""Decide which hosts cannot be planned, so that a run leaves them out and continues with the others. Pure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PARTS = {
     "instances": "its instances",
     "generations": "its records of generations",
 }
-"""Parts of node_state without which a plan would be wrong: one that cannot be read is empty there."""
+"""Parts of node_state without which a plan would be wrong: a part that could not be read is empty."""
 MEMORY = ("gpu_partition_memory",)
 STOPPED_BY = ("instances",)
 """Parts without which instances cannot be stopped."""
 
 
-def set_aside(fleet: Fleet, operation: str) -> Fleet:
+def without_excluded(fleet: Fleet, operation: str) -> Fleet:
     """Return the fleet without the hosts that cannot take part in an operation."""
     reasons = {host.name: exclusion_reason(host, operation) for host in fleet.hosts}
     return fleet.without({name: why for name, why in reasons.items() if why})
@@ -42,10 +42,10 @@ def set_aside(fleet: Fleet, operation: str) -> Fleet:
 def exclusion_reason(host: Host, operation: str = DEPLOY) -> str:
     """Return why a host cannot take part in an operation, and the next step; "" if it can.
 
-    Instances are stopped wherever Docker works: nothing that is wrong with GPUs or records stands in the way.
+    Instances can be stopped wherever Docker works, whatever is wrong with GPUs or records.
     """
     state = host.state
-    if state is None or state.euid != 0:  # without root little can be read: check_host tells that
+    if state is None or state.euid != 0:  # without root little can be read; check_host reports that
         return ""
     found = [_unread(state, STOPPED_BY if operation == STOP else tuple(PARTS)), _docker(host, state)]
     if operation != STOP:
@@ -54,11 +54,11 @@ def exclusion_reason(host: Host, operation: str = DEPLOY) -> str:
     return " ".join(" ".join(found).split())
 
 
-def short_of_gpus(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
-    """Return the hosts that a layout's problems concern and that lack GPUs, each with the reason.
+def missing_gpu_reasons(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
+    """Return the hosts that a layout's problems concern and that have too few GPUs, each with the reason.
 
-    A host lacks GPUs if it has fewer than it declares, or than another host of the same deployments. problems: of the
-    fleet's layouts.
+    A host has too few GPUs if it has fewer than it declares, or than another host of the same deployments. problems: of
+    the fleet's layouts.
     """
     named = {name for problem in problems for name in problem.hosts}
     for hosts in fleet.spans.values():  # the problem may name another host of the group
@@ -75,17 +75,17 @@ def short_of_gpus(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
         wanted = host.settings.gpu_count or most[kinds.number(host.deployments)]
         if there < wanted:
             found[host.name] = (
-                f"the driver shows {there} of its {wanted} GPUs, too few for its deployments. Look for the others with "
-                "lspci -d 1002: and dmesg; reboot the host if they are gone."
+                f"the driver shows {there} of its {wanted} GPUs, too few for its deployments. Look for the missing "
+                "ones with lspci -d 1002: and dmesg; reboot the host if they are gone."
             )
     return found
 
 
-def unlike_others(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
-    """Return the hosts with problems of the layout that another host with the same variables does not have.
+def host_specific_reasons(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
+    """Return the hosts with layout problems that another host with the same variables does not have, with the reasons.
 
-    So these come from the host, and not from the inventory. A memory mode that is not set is for the operator to set,
-    on all of these hosts.
+    Such a problem comes from the host, not from the inventory. If the memory mode is not set, the operator must set it
+    on all of these hosts; that is not a reason to exclude one.
     """
     found: dict[str, list[Problem]] = {}
     for problem in problems:
@@ -100,7 +100,7 @@ def unlike_others(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
         if host.state and host.name not in found
     }
     return {
-        host.name: reason(found[host.name])
+        host.name: joined_text(found[host.name])
         for host in fleet.hosts
         if host.name in found
         and (kinds.number(host.deployments), host.settings) in fine
@@ -108,13 +108,13 @@ def unlike_others(fleet: Fleet, problems: Iterable[Problem]) -> dict[str, str]:
     }
 
 
-def reason(problems: Iterable[Problem]) -> str:
-    """Return what is wrong with one host as the text for which it is excluded."""
+def joined_text(problems: Iterable[Problem]) -> str:
+    """Return a host's problems as one text, the reason why it is excluded."""
     return " ".join(replace(problem, hosts=()).text() for problem in problems)
 
 
 class _Kinds:
-    """Numbers of equal deployments. These may hold maps, so they are no keys; most hosts of a kind share them."""
+    """Number equal deployments. They may contain maps, so they cannot be keys; most hosts of a kind share them."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
@@ -164,7 +164,7 @@ def _records(state: NodeState) -> str:
 
 
 def _partition_change(host: Host, state: NodeState, operation: str) -> str:
-    """Return that a change of partition modes is unfinished, unless this run finishes it."""
+    """Return the reason if a change of partition modes is unfinished and this run does not finish it; else ""."""
     step = state.partition_change
     if not step:
         return ""
@@ -175,14 +175,14 @@ def _partition_change(host: Host, state: NodeState, operation: str) -> str:
             "Compare the modes with the inventory, delete it, and run partition.yml."
         )
     if not (host.settings.compute or host.settings.memory):
-        return f"{what} Set gpu_partition_compute to the mode that you want, and run partition.yml."
+        return f"{what} Set gpu_partition_compute to the mode you want, and run partition.yml."
     return (
         "" if operation == DEPLOY else f"{what} partition.yml --limit {host.name},load_balancer finishes it."
     )
 
 
 UNREADABLE = "unknown"
-"""The step of a journal that node_state could not read."""
+"""The step that node_state reports for a journal that it could not read."""
 
 
 def _no_gpu(host: Host, state: NodeState) -> str:

@@ -18,7 +18,7 @@ _FORM = re.compile(
 
 @dataclass(frozen=True)
 class FetchWindow:
-    """From `begin` to before `end` every day, on a zone's clocks; past midnight if it ends before it begins."""
+    """From `begin` until just before `end` every day, in local time of a zone; past midnight if `end` is earlier."""
 
     begin: time
     end: time
@@ -30,19 +30,19 @@ class FetchWindow:
         return f"{self.begin:%H:%M}-{self.end:%H:%M} {self.zone}"
 
     def contains(self, now: datetime) -> bool:
-        """Return whether the clocks of the zone show an hour of the window. now: with a time zone."""
+        """Return whether the local time of the zone is within the window. now: with a time zone."""
         clock = now.astimezone(ZoneInfo(self.zone)).time()
         if self.begin < self.end:
             return self.begin <= clock < self.end
         return clock >= self.begin or clock < self.end
 
     def opens(self, now: datetime) -> datetime:
-        """Return when it begins next, on the clocks of the zone; an hour that clocks skip begins it at its end."""
+        """Return when it begins next, in local time of the zone; at the end of an hour that clocks skip."""
         zone = ZoneInfo(self.zone)
         local = now.astimezone(zone)
         for days in range(3):
             day = local.date() + timedelta(days=days)
-            # By way of UTC: a wall time that does not exist becomes the one that clocks show then.
+            # Through UTC: a local time that does not exist becomes the one that clocks show then.
             found = datetime.combine(day, self.begin, zone).astimezone(UTC).astimezone(zone)
             if found > local:
                 return found
@@ -50,7 +50,7 @@ class FetchWindow:
 
 
 def parse_window(text: str) -> FetchWindow | None:
-    """Return the window of a text; None for another text, an unknown time zone, or a window without an hour."""
+    """Return the window that a text describes; None for other text, an unknown time zone, or an empty window."""
     found = _FORM.fullmatch(text.strip())
     if not found:
         return None

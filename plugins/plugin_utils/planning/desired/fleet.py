@@ -66,7 +66,7 @@ class Fleet:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Return why hosts that the run is about take no part in it."""
+        """Return the hosts of the run that take no part in it, each with the reason."""
         return {**dict(self.unreachable), **dict(self.excluded)}
 
     def without(self, reasons: Mapping[str, str]) -> Fleet:
@@ -86,9 +86,8 @@ def build_fleet(
 ) -> Fleet:
     """Validate the inventory's data of every host.
 
-    `groups` has every group and host name that exists. `known`: problems that were found before. Variables that are
-    equal on many hosts are checked once. A host whose state cannot be read is excluded. Raise FleetError with all
-    problems.
+    groups: every group and host name that exists. known: problems that were found before. Variables that are equal on
+    many hosts are checked once. A host whose state cannot be read is excluded. Raise FleetError with all problems.
     """
     members = {name: frozenset(hosts) for name, hosts in groups.items()}
     inventory = _Inventory(members, catalog)
@@ -137,7 +136,7 @@ class _Inventory:
         self._settings: dict[str, tuple[HostSettings, tuple[Problem, ...]]] = {}
 
     def deployments(self, variables: Mapping[str, Any]) -> tuple[tuple[Deployment, ...], tuple[Problem, ...]]:
-        """Return the deployments of which a host's variables tell, and the problems of them."""
+        """Return the deployments that a host's variables define, and their problems."""
         value = variables.get("vllm_deployments")
         key = canonical(value)
         if key not in self._deployments:
@@ -155,7 +154,7 @@ class _Inventory:
         return tuple(sorted(mine, key=lambda item: natural(item.name)))
 
     def settings(self, variables: Mapping[str, Any]) -> tuple[HostSettings, tuple[Problem, ...]]:
-        """Return the settings of a host, and the problems of them."""
+        """Return the settings of a host, and their problems."""
         own = ("vllm_deployments", *ADDRESS)
         rest = {key: item for key, item in variables.items() if key not in own}
         key = canonical(rest)
@@ -165,14 +164,14 @@ class _Inventory:
 
 
 def _state(given: HostInput, settings: HostSettings) -> NodeState | None:
-    """Return a host's state, in which images have the names of their own registries. Raise MALFORMED."""
+    """Return a host's state, with images under the names of their own registries. Raise MALFORMED."""
     if given.state is None:
         return None
     return add_own_names(NodeState.from_json(given.state), settings.overrides)
 
 
 def _renamed(hosts: Sequence[Host], present: frozenset[str]) -> tuple[Host, ...]:
-    """Return the hosts; what they run together with hosts that had other names has their present ones."""
+    """Return the hosts, with the present names of hosts that had another name when a generation was recorded."""
     states = {host.name: host.state for host in hosts if host.state}
     renamed = with_present_hosts(states, present)
     return tuple(replace(host, state=renamed.get(host.name)) for host in hosts) if renamed else tuple(hosts)
@@ -224,7 +223,7 @@ def _selects(chosen: Collection[str] | None, host: str) -> bool:
 def _unknown_hosts(
     deployments: Iterable[Deployment], members: Mapping[str, frozenset[str]], known: Collection[str]
 ) -> Iterable[Problem]:
-    """Yield what deployments name and the inventory lacks. known: all its groups and hosts."""
+    """Yield a problem for each name in a deployment that the inventory does not have. known: its groups and hosts."""
     fleet = members.get("instinct", frozenset())
     for deployment in deployments:
         for index, name in enumerate(deployment.hosts or ()):

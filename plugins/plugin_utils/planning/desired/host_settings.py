@@ -18,7 +18,7 @@ from .deployment import REPO
 from .fetch_window import EXAMPLE, FetchWindow, parse_window
 
 ADDRESS = ("instinct_address", "ansible_host")
-"""Variables with a host's address for other hosts; the first one that is set applies."""
+"""Variables with the address at which other hosts reach a host; the first one that is set applies."""
 VARIABLES = (
     "vllm_deployments",
     "hf_model_endpoint",
@@ -67,9 +67,9 @@ class HostSettings:
 
     clean: the driver may be reloaded to free VRAM that no process holds. verify: weights are hashed again. fetch_from:
     auto, peers or origin. distribution_rates: of uplink and interface in Mb/s, of the disk in MB/s, where declared.
-    licenses: the accepted ones, by identifier or as repo:NAME. window: when it may fetch; None at any time, as with
-    fetch_now. no_proxy: None without a proxy. air_gap: no registry or hub is asked, as content stores have everything.
-    quota: bytes of images, weights and content store; 0 without a limit.
+    licenses: the accepted ones, by identifier or as repo:NAME. window: when it may fetch; None: at any time, as with
+    fetch_now. no_proxy: None without a proxy. air_gap: no registry or hub is contacted; content stores have everything.
+    quota: bytes of images, weights and content store; 0: no limit.
     """
 
     endpoint: str
@@ -158,14 +158,14 @@ def _window(own: HostVariables) -> FetchWindow | None:
     found = parse_window(text) if isinstance(text, str) else None
     if found is None:
         # YAML reads 22:00 without quotes as a number of minutes.
-        own.check.wrong(("fetch_window",), "is no window of hours.", f"Write {EXAMPLE}, in quotes.")
+        own.check.wrong(("fetch_window",), "is not a window of hours.", f"Write {EXAMPLE}, in quotes.")
     return found
 
 
 def _way_out(own: HostVariables) -> str | None:
-    """Check the proxies and the bundle of CAs, which only nodes use; return no_proxy, or None without a proxy.
+    """Check the proxies and the CA bundle, which only nodes use; return no_proxy, or None without a proxy.
 
-    No message repeats a URL, which may hold a secret.
+    No message repeats a URL, which may contain a secret.
     """
     path = ("instinct_proxy",)
     given = own.check.mapping(own["instinct_proxy"], path, PROXIES)
@@ -188,7 +188,7 @@ def _licenses(own: HostVariables) -> tuple[str, ...]:
     for index, key in enumerate(given):
         if not re.fullmatch(rf"repo:{REPO}|[A-Za-z0-9][A-Za-z0-9.+-]*", key):
             fix = "Write an identifier of the hub, such as llama3.1, or repo:ORGANISATION/NAME."
-            own.check.wrong((*path, index), f"{key!r} names no licence.", fix)
+            own.check.wrong((*path, index), f"{key!r} is not a licence.", fix)
     return given
 
 

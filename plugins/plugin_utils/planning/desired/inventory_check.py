@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that an inventory says what its author thinks: Ansible resolves contradictions and reads backups silently."""
+"""Check that an inventory means what its author thinks: Ansible silently resolves contradictions and reads backups."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..inventory.leftovers import leftover_problems
 from ..inventory.public_variables import public_variables
 from ..inventory.variable_files import VariableFiles
 
-if TYPE_CHECKING:  # it brings the planner
+if TYPE_CHECKING:  # importing it would load the planner
     from .variables import InventoryReader
 
 
 def known_variables() -> frozenset[str]:
-    """Return the variables that count: the toolkit's, and those that say how hosts are reached."""
+    """Return the variables that are checked: the toolkit's, and those that say how hosts are reached."""
     return frozenset((*public_variables(), *CONNECTION))
 
 
@@ -45,8 +45,8 @@ def file_problems(
 
 
 def conflict_problems(reader: InventoryReader, hosts: Iterable[str], loader: DataLoader) -> Iterator[Problem]:
-    """Yield the variables that the groups of hosts contradict each other in."""
-    # Internal to Ansible, which offers no other way to a group's depth and its own variables.
+    """Yield the variables for which groups of the hosts contradict each other."""
+    # Internal to Ansible, which offers no other way to read a group's depth and its own variables.
     inventory: Any = getattr(reader.hostvars, "_inventory", None)
     if inventory is not None:
         known = known_variables() - set(load_extra_vars(loader))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find hosts of one's own network that a host would look for behind its proxy. Pure."""
+"""Find hosts of the site's own network that a host would try to reach through its proxy. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 
 PRIVATE_ENDS = (".local", ".lan", ".internal", ".intra", ".intranet", ".corp", ".home.arpa", ".localdomain")
-"""Ends of names that no public server has, or should have."""
+"""Endings of names that no public server has, or should have."""
 
 
 def host_of(place: str) -> str:
@@ -18,7 +18,7 @@ def host_of(place: str) -> str:
 
 
 def is_private(host: str) -> bool:
-    """Return whether a proxy cannot be expected to reach a host: its address is private, or its name not public."""
+    """Return whether a proxy probably cannot reach a host, as its address is private or its name is not public."""
     try:
         return ip_address(host).is_private
     except ValueError:
@@ -26,7 +26,7 @@ def is_private(host: str) -> bool:
 
 
 def goes_around(host: str, no_proxy: str) -> bool:
-    """Return whether an entry of no_proxy covers a host: *, a name, the end of one, an address or a network."""
+    """Return whether an entry of no_proxy covers a host: *, a name, a domain, an address or a network."""
     name = host.lower()
     for entry in (part.strip().lower() for part in no_proxy.split(",")):
         plain = host_of(entry).lstrip("*").lstrip(".")
@@ -41,7 +41,7 @@ def goes_around(host: str, no_proxy: str) -> bool:
 
 
 def behind_proxy(hosts: Iterable[str], no_proxy: str) -> list[str]:
-    """Return the hosts of one's own network that no entry covers, each once; the node itself is always covered."""
+    """Return the hosts of the own network that no entry covers, each once; the node itself is always covered."""
     local = ("localhost", "127.0.0.1", "::1")
     named = dict.fromkeys(host for host in hosts if host and host not in local)
     return [host for host in named if is_private(host) and not goes_around(host, no_proxy)]

@@ -34,7 +34,7 @@ class Reason(JsonRecord):
 
 
 def deployment_key(deployment: Deployment, *keys: str) -> str:
-    """Return a key of a deployment as a source.
+    """Return a deployment's key as a source.
 
     It has the deployment's name instead of its list index, so that a plan does not depend on the order of its input.
     """

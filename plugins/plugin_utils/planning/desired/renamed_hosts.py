@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of engines over several hosts, as the inventory names them now. Pure.
+"""Give the hosts of engines that span several hosts the names that the inventory has for them now. Pure.
 
-A generation records the hosts of its engine by the names that they had. A host that keeps it under a name that it does
-not have was one of those whose names no host has any more.
+A generation records the hosts of its engine by the names that they had then. If a host keeps a generation that does not
+name it, it is one of the recorded hosts whose names no longer exist.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _Engine = tuple[str, int, str, tuple[str, ...]]
 
 
 def with_present_hosts(states: Mapping[str, NodeState], names: Collection[str]) -> dict[str, NodeState]:
-    """Return the states of hosts with the present names of hosts that engines of their generations span.
+    """Return the states of hosts, with the present names of the hosts that engines of their generations span.
 
-    Return {} if that changes none. names: all hosts of the inventory, including those outside this run, which have no
-    other name.
+    Return {} if no name changes. names: all hosts of the inventory, including those outside this run, which keep their
+    names.
     """
     keepers: dict[_Engine, dict[str, GenerationMember]] = {}
     for host, state in states.items():
@@ -33,7 +33,7 @@ def with_present_hosts(states: Mapping[str, NodeState], names: Collection[str]) 
 
 
 def _spanning(state: NodeState, names: Collection[str]) -> Iterator[tuple[Generation, GenerationMember]]:
-    """Yield the generations' members whose engine had a host that has another name now, or none."""
+    """Yield the members of generations whose engine spanned a host whose name no longer exists."""
     for history in state.generations:
         for made in history.kept:
             for member in made.members:
@@ -48,9 +48,9 @@ def _engine(made: Generation, member: GenerationMember) -> _Engine:
 def _present(
     recorded: tuple[str, ...], keepers: Mapping[str, GenerationMember], names: Collection[str]
 ) -> tuple[str, ...]:
-    """Return an engine's hosts by their present names; one that is not known keeps its former name.
+    """Return an engine's hosts by their present names; a host whose present name is unknown keeps its former one.
 
-    The first of them has the server that gets requests. The order of the others says nothing to anybody.
+    The first of them has the server that gets requests. The order of the others does not matter.
     """
     new = sorted(keepers.keys() - set(recorded), key=natural)
     heads = [name for name in new if not keepers[name].headless]

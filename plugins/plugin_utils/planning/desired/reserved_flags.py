@@ -58,7 +58,7 @@ ENGINE_OWNED = {
     "master_port": _NODES,
     "headless": _NODES,
     "api_key": _SECRET,
-    "hf_token": "Weights are fetched before the start, with hf_model_token or hf_model_token_file.",
+    "hf_token": "Weights are fetched before vLLM starts, with hf_model_token or hf_model_token_file.",
 }
 
 _CACHE = "Use hf_model_cache_dir, the host's variable."
@@ -78,7 +78,7 @@ ENV_OWNED = {
     "GPU_DEVICE_ORDINAL": _VISIBLE,
 }
 
-# The value is where a secret is, not the secret.
+# The value says where a secret is; it is not the secret.
 _PLACE = re.compile(r"_(FILE|PATH|DIR|NAME)$", re.IGNORECASE)
 _HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "HF_API_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 
@@ -97,7 +97,7 @@ def holds_secret(value: object) -> bool:
 
 
 def _json(text: str) -> object:
-    """Return the data of a text that is a JSON map or list, as many flags take it; None of another."""
+    """Return the data of a text that is a JSON map or list, which many flags accept; None for other text."""
     try:
         return json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
     except (ValueError, RecursionError):
@@ -116,12 +116,12 @@ def _names_secret(value: object) -> bool:
 def secret_place(name: str) -> str:
     """Return where the value of a secret variable belongs; empty if the variable is not secret."""
     if is_secret_name(name) and not _PLACE.search(name):
-        return other_place(name) or "Put it into the deployment's secrets, vaulted."
+        return other_place(name) or "Put it in the deployment's secrets, vaulted."
     return ""
 
 
 def other_place(name: str) -> str:
-    """Return where a secret belongs that is none of a deployment's own; empty for another variable."""
+    """Return where a secret belongs that is not a deployment's own; empty for other variables."""
     if name.upper() in _HUB:
         return "Put it in hf_model_token (vaulted) or hf_model_token_file, the host's variables."
     if name.upper() == "VLLM_API_KEY":

@@ -30,7 +30,7 @@ TOKENS = ("hf_model_token", "hf_model_token_file")
 MIN_TOKEN = 8
 """Minimum length of a hub token, in characters."""
 LONGEST = 1 << 16
-"""Characters of a host's text that are read."""
+"""How many characters of a host's text are read."""
 
 
 class NeedsTemplating(Exception):
@@ -50,7 +50,7 @@ class InventoryReader:
         self._raw: dict[str, Mapping[str, Any]] = {}
 
     def raw(self, name: str) -> Mapping[str, Any]:
-        """Return all variables of a host, not templated, which Ansible puts together each time that it is asked."""
+        """Return all variables of a host, not templated. They are kept, as Ansible merges them at every request."""
         if name not in self._raw:
             self._raw[name] = self.hostvars.raw_get(name)
         return self._raw[name]
@@ -62,14 +62,14 @@ class InventoryReader:
             return [str(name) for name in asked]
         if not fleet:
             what = f"the inventory has no host in the group {FLEET}."
-            raise FleetError([Problem((), what, "Put the GPU servers into it.")])
+            raise FleetError([Problem((), what, "Put the GPU servers in it.")])
         here = [name for name in self.task_vars.get("ansible_play_hosts_all", ()) if name in set(fleet)]
         return [str(name) for name in here or fleet]
 
     def misspelled(self, hosts: Iterable[str], known: Collection[str]) -> Iterator[Problem]:
-        """Yield the variables of hosts that have former names, or resemble known ones while no template uses them."""
+        """Yield the variables that have former names, or resemble known names and are used in no template."""
         variables = {name: self.raw(name) for name in hosts}
-        # Not those that Ansible sets on every host: comparing a name with all of ours takes a while.
+        # Without those that Ansible sets on every host: comparing a name with all of ours takes a while.
         names = {str(key) for raw in variables.values() for key in raw} - INTERNAL_STATIC_VARS
         suspects = {**unknown_variables(names, known), **unknown_connection_variables(names, CONNECTION)}
         for key, near in suspects.items():
@@ -81,7 +81,7 @@ class InventoryReader:
                 yield Problem((key,), "unknown variable.", fix, having)
 
     def same_machine(self, hosts: Iterable[str]) -> Iterator[Problem]:
-        """Yield the hosts of which each has another name but the same connection, so that two plans meet there."""
+        """Yield a problem for hosts with different names but one connection: two plans would change one machine."""
         found: dict[tuple[str, ...], list[str]] = {}
         for name in hosts:
             raw = self.raw(name)
@@ -123,7 +123,7 @@ class InventoryReader:
         if "node_state" in observed:
             try:
                 return HostInput(variables, node_data(observed["node_state"]))
-            except RecursionError:  # no node_state of ours is that deep: the host is left out
+            except RecursionError:  # no node_state of ours is nested that deeply: the host is left out
                 return HostInput(variables, {})
         return HostInput(variables, None, why_unreached(observed))
 
@@ -133,14 +133,14 @@ class InventoryReader:
         return observed.get("lease")
 
     def registered(self, name: str, key: str) -> dict[str, Any]:
-        """Return what a task registered for a host; nothing where no task did."""
+        """Return what a task registered for a host; {} if no task did."""
         found: dict[str, Any] = node_data(self.raw(name).get(key) or {})
         return found
 
     def values(self, name: str, keys: Iterable[str], lenient: bool = False) -> dict[str, Any]:
         """Return a host's variables that are set.
 
-        Raises FleetError for one that cannot be evaluated; `lenient`: such a one counts as not set.
+        Raise FleetError for one that cannot be evaluated; with `lenient`, it counts as not set.
         """
         raw = self.raw(name)
         found = {}
@@ -169,7 +169,7 @@ class InventoryReader:
             what = f"cannot be evaluated: {error.message}"
             raise FleetError([Problem((key,), what, "", (name,))]) from error
 
-    def beside_inventory(self, names: Iterable[str]) -> Path:
+    def inventory_directory(self, names: Iterable[str]) -> Path:
         """Return the directory of the inventory that contains the hosts."""
         for name in names:
             place = self.raw(name).get("inventory_dir")
@@ -188,7 +188,7 @@ class InventoryReader:
                 return None
             path = Path(os.path.expanduser(str(file)))
             if not path.is_absolute():
-                what = f"{file} is a relative path, but it is unclear to which directory."
+                what = f"{file} is a relative path, and it is not clear relative to which directory."
                 raise FleetError([Problem((key,), what, "Use an absolute path, or one that starts with ~.")])
             try:
                 token = path.read_text(encoding="utf-8").strip()
@@ -213,14 +213,14 @@ class InventoryReader:
             if secret and re.match(r"http://(?!(127\.[\d.]+|localhost|\[::1\])([:/]|$))", endpoint):
                 found.setdefault(endpoint, []).append(name)
         for endpoint, names in found.items():
-            what = f"{endpoint} has no TLS: everybody on the way there could read the hub's token."
+            what = f"{endpoint} has no TLS: anybody on the way there could read the hub's token."
             fix = (
                 "Use an https:// mirror, leave the token out for these hosts, or set hf_model_insecure: true."
             )
             yield Problem(("hf_model_endpoint",), what, fix, tuple(names))
 
     def token_problems(self, hosts: Iterable[str]) -> Iterator[Problem]:
-        """Yield what is wrong with the files of hub tokens, each of which is read once."""
+        """Yield what is wrong with the files of hub tokens; each file is read once."""
         read = set()
         for name in hosts:
             file = self.value(name, "hf_model_token_file")
@@ -285,7 +285,7 @@ def why_unreached(registered: Mapping[str, Any]) -> str:
 
 
 def node_data(value: Any) -> Any:
-    """Return what a host answered as plain data, without what a terminal obeys, and without texts that fill it."""
+    """Return a host's answer as plain data: control characters are removed, and long texts are shortened."""
     return to_plain_data(value, _node_text)
 
 
@@ -297,7 +297,7 @@ def to_plain_data(value: Any, read: Callable[[str], str] | None = None) -> Any:
     """Return Ansible's lazy and tagged containers as plain data.
 
     Raise NeedsTemplating for text with a template, and for anything that is not plain data (a vaulted value). With
-    `read`, which returns a text's own, text with a template is none.
+    `read`, which converts each text, a template is ordinary text.
     """
     if isinstance(value, str):
         if read is None and ("{{" in value or "{%" in value or "{#" in value):

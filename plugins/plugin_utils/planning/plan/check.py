@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ....module_utils.common.errors import FleetError, Problem
 from ....module_utils.service.generations import OperationRequest
-from ..desired.exclusion import reason, set_aside, short_of_gpus, unlike_others
+from ..desired.exclusion import host_specific_reasons, joined_text, missing_gpu_reasons, without_excluded
 from ..desired.fleet import Fleet
 from ..generations.sources import NOT_REVIEWED, HoldReview, SourceSelection, choose_sources
 from ..placement.layout import Layout, lay_out_fleet
@@ -53,12 +53,12 @@ def check_fleet(
     review: of the holds. Raise FleetError for errors of the inventory and of the request, which no host can be left out
     for.
     """
-    fleet = set_aside(fleet, request.operation)
+    fleet = without_excluded(fleet, request.operation)
     checked = _laid_out(fleet, request, now, review)
     unfit = {
-        **{host.name: reason(check_host(host)) for host in checked.composed.hosts if check_host(host)},
-        **unlike_others(checked.composed, checked.problems),
-        **short_of_gpus(checked.composed, checked.problems),
+        **{host.name: joined_text(check_host(host)) for host in checked.composed.hosts if check_host(host)},
+        **host_specific_reasons(checked.composed, checked.problems),
+        **missing_gpu_reasons(checked.composed, checked.problems),
     }
     if unfit:
         fleet = fleet.without(unfit)

@@ -14,7 +14,7 @@ from ....module_utils.service.generations import STOP
 from ...base.passes import extend
 from ..changes.actions import ImageStep
 from ..changes.downloads import JudgedDownloads
-from ..desired.exclusion import reason, unlike_others
+from ..desired.exclusion import host_specific_reasons, joined_text
 from ..desired.fleet import Fleet, Host
 from ..endpoint.balancer_plan import BalancerPlan
 from ..endpoint.plan import EndpointInputs, excluded_balancers, plan_balancers
@@ -170,7 +170,7 @@ def draft_hosts(state: ReviewedFleet) -> DraftedFleet:
         for host in fleet.hosts
     )
     problems = [problem for item in stages for problem in item.problems]
-    unlike = unlike_others(fleet, problems)
+    unlike = host_specific_reasons(fleet, problems)
     common = [item for item in problems if not (item.hosts and unlike.keys() >= set(item.hosts))]
     problems = [*state.selection.problems, *checked.problems, *common, *engine_mismatches(stages)]
     return extend(DraftedFleet, state, stages=stages, problems=tuple(problems), unlike=unlike)
@@ -197,11 +197,11 @@ def refuse_problems(state: JudgedFleet) -> JudgedFleet:
 def sift_hosts(state: JudgedFleet) -> SiftedFleet:
     """Add the hosts that cannot carry out their part, and why; the fleet is then planned without them."""
     fleet, checked = state.fleet, state.checked
-    unable = {item.host.name: reason(item.obstacles) for item in state.stages if item.obstacles}
+    unable = {item.host.name: joined_text(item.obstacles) for item in state.stages if item.obstacles}
     unable.update(state.unlike)
     builds = build_obstacles(state.lacking, state.beside, state.again is not None)
     for obstacles in (builds, repository_obstacles(fleet.hosts)):
-        unable.update({name: reason(problems) for name, problems in obstacles.items()})
+        unable.update({name: joined_text(problems) for name, problems in obstacles.items()})
     unable.update(foreign_model_names(checked.fleet, state.stages, state.endpoint) if state.endpoint else {})
     return extend(SiftedFleet, state, unable=unable)
 

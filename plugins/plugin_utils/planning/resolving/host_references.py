@@ -46,7 +46,7 @@ def host_references(reader: InventoryReader, host: str, loader: Any) -> HostRefe
     """Return what is known of a host. Raise FleetError if the inventory contradicts itself, or a file is damaged."""
     if wrong := [*conflict_problems(reader, [host], loader)]:
         raise FleetError(wrong)
-    path, check = reader.beside_inventory([host]) / LOCK, Checker()
+    path, check = reader.inventory_directory([host]) / LOCK, Checker()
     lock = read_lock(path)
     own = reader.values(host, ("vllm_deployments", VARIABLE))
     overrides = parse_overrides(check, own.get(VARIABLE) or {})
