@@ -20,8 +20,8 @@ EAGLE = {"method": "eagle", "model": "org/eagle", "num_speculative_tokens": 2}
 @pytest.mark.parametrize(("version", "model", "flags", "said"), [
     ("0.11.2", "llama-gptq", {}, ""),
     ("0.11.2", "llama-gptq", GPTQ, ""),
-    ("0.11.2", "llama-gptq", AWQ, "is quantized with gptq, and quantization is awq"),
-    ("0.11.2", "deepseek-v3", GPTQ, "is quantized with fp8, and quantization is gptq"),
+    ("0.11.2", "llama-gptq", AWQ, "is quantized with gptq, but quantization is awq"),
+    ("0.11.2", "deepseek-v3", GPTQ, "is quantized with fp8, but quantization is gptq"),
     ("0.11.2", "gpt-oss", GPTQ, "is quantized with mxfp4"),
     ("0.21.0", "gpt-oss", {"quantization": "fp8"}, ""),  # a method of its own takes any flag
     ("0.24.0", "gpt-oss", {}, ""),

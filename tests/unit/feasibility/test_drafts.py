@@ -76,12 +76,15 @@ def test_the_models_own_layers_that_draft() -> None:
 @pytest.mark.parametrize(
     ("draft", "text"),
     [
-        (Draft("org/draft"), "is unknown, and is not counted"),
+        (Draft("org/draft"), "is unknown and is not counted"),
         (
             Draft("org/draft", None, (("model.safetensors", 2 * GIB),)),
-            "2.0 GiB of the draft org/draft in all; its part",
+            "2.0 GiB for the draft org/draft; its part",
         ),
-        (SMALL, "15.0 GiB of the draft meta-llama/Llama-3.1-8B-Instruct in all, and the KV cache its part"),
+        (
+            SMALL,
+            "15.0 GiB for the draft meta-llama/Llama-3.1-8B-Instruct, and the KV cache includes its part",
+        ),
     ],
 )
 def test_what_is_said_of_it(draft: Draft, text: str) -> None:

@@ -376,7 +376,10 @@ def test_an_unknown_architecture_is_a_range_and_neither_refused_nor_promised() -
 def test_a_config_without_the_numbers_is_not_sized() -> None:
     found = verdict({"model_type": "rwkv", "state_size": 64, "hidden_size": 64})
     assert (found.fit, found.problems) == (None, ())
-    assert "could not check whether a/b fits: its config.json lacks num_hidden_layers" in found.warnings[-1]
+    assert (
+        "could not check whether a/b fits: its config.json does not have num_hidden_layers"
+        in found.warnings[-1]
+    )
 
 
 def test_what_breaks_the_arithmetic_names_deployment_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +389,7 @@ def test_what_breaks_the_arithmetic_names_deployment_and_model(monkeypatch: pyte
     monkeypatch.setattr(feasibility, "model_shape", broken)
     found = verdict(LLAMA_8B)
     assert (found.fit, found.problems) == (None, ())
-    assert "could not check whether a/b fits: no size follows" in found.warnings[-1]
+    assert "could not check whether a/b fits: its size cannot be computed" in found.warnings[-1]
     assert f"(deployment {deployment().name}: integer division" in found.warnings[-1]
 
 

@@ -38,7 +38,7 @@ SHARED = "mm_shm_cache_max_object_size_mb"
     ("0.16.0", "llama", {"model_impl": "terratorch"}, {}, "only runs models of TerraTorch"),
     ("0.28.0", "llama", {"use_replayssm": True}, {}, "Nemotron-H"),
     ("0.32.0", "llama", {"engram_config": {"embedding_across_dp": True}}, {}, "n-gram"),
-    ("0.24.0", "llama", {"hf_overrides": {"architectures": ["Foo"]}}, {}, "no architecture is named Foo"),
+    ("0.24.0", "llama", {"hf_overrides": {"architectures": ["Foo"]}}, {}, "no architecture is called Foo"),
     ("0.24.0", "llama", {"hf_overrides": {"architectures": ["LamaForCausalLM"]}}, {}, "mean LlamaForCausalLM"),
     ("0.24.0", "llama", {"hf_overrides": {"architectures": ["LlamaForSequenceClassification"]}}, {}, ""),
     ("0.11.2", "deepseek-v3", {"disable_sliding_window": True}, {}, "positions are scaled (yarn)"),

@@ -106,7 +106,7 @@ def test_it_changes_nothing_that_is_rendered_or_done() -> None:
 def test_a_cache_outside_the_prediction_is_a_warning() -> None:
     found = plan({"n1": started(record(gib=120.0, tokens=1572864))}, [deployment()])
     (warning,) = (text for text in first(found, "n1")["warnings"] if "measured" in text)
-    assert warning.startswith("the KV cache measured on n1 is 120.0 GiB per GPU; predicted were 16")
+    assert warning.startswith("the KV cache measured on n1 is 120.0 GiB per GPU; the prediction was 16")
     inside = plan({"n1": started(record())}, [deployment()])
     assert not any("measured" in text for text in first(inside, "n1")["warnings"])
 

@@ -309,7 +309,7 @@ def test_offline_they_are_planned_as_written() -> None:
         item["after"] for item in data["actions"] if item["kind"] == "model" and DRAFT in item["target"]
     } == {"its current commit, pinned on the first online run"}
     assert (
-        "The memory that the draft org/draft needs is unknown, and is not counted"
+        "The memory that the draft org/draft needs is unknown and is not counted"
         in data["instances"][0]["notes"]
     )
 
@@ -348,7 +348,7 @@ def test_the_draft_is_counted() -> None:
     assert [size - weights[0] for size in weights] == [0, DRAFT_BYTES // 2, DRAFT_BYTES]
     assert whole["fit"]["kv_cache_bytes"] == halves["fit"]["kv_cache_bytes"] - DRAFT_BYTES // 2
     assert (
-        "The weights include 2.0 GiB of the draft org/draft in all; its part of the KV cache is unknown, and is not "
+        "The weights include 2.0 GiB for the draft org/draft; its part of the KV cache is unknown and is not "
         "counted" in whole["notes"]
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State how a model fits a GPU or partition, and the range of its numbers where not all of it is known."""
+"""Describe how a model fits a GPU or partition, and the range of its numbers if not all of it is known."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ESTIMATED: Final = "estimated"
 
 @dataclass(frozen=True)
 class FitRange(JsonRecord):
-    """Between what the numbers of a Fit lie where not all of the model is known: the lowest and the highest of each.
+    """The range in which the numbers of a Fit lie if not all of the model is known.
 
-    fits: whether it fits in the worst case too; Fit.fits is about the best one. unsure: what is not known.
+    fits: whether it fits even in the worst case; Fit.fits is about the best one. unsure: what is not known.
     weights_bytes_per_gpu, kv_cache_bytes, kv_cache_tokens, max_concurrency: the lowest and the highest, as in a Fit.
     """
 
@@ -39,7 +39,7 @@ class Fit(JsonRecord, hide=("notes",), omit=("between",)):
 
     Attributes:
         fits: whether vLLM would start.
-        weights_bytes_per_gpu: of the rank that has most.
+        weights_bytes_per_gpu: of the rank that has the most.
         kv_cache_bytes: what is left for the KV cache.
         max_model_len: in tokens.
         kv_bytes_per_token: of the largest pipeline stage, before rounding to blocks.
@@ -47,11 +47,11 @@ class Fit(JsonRecord, hide=("notes",), omit=("between",)):
         headroom_bytes: memory left after weights, reserve and one request of max_model_len; negative if memory is
             missing.
         basis: of weights and KV cache per token: "exact" if the architecture is known, else "estimated".
-        between: the range that the numbers lie in if they are estimated; None if they are exact, or if config.json
-            does not have what they follow from. fits, headroom_bytes and max_model_len are then of the best case.
-        reserve_bytes: an estimate, as is the cache size that results from it, unless `measured` at a start.
-        measured: at a start of the same engine, from which the sizes then are; None if it has none.
-        predicted: the ranges in which these estimates may be; None if nothing is estimated.
+        between: the range in which the numbers lie if they are estimated; None if they are exact, or if config.json
+            does not have what they are computed from. fits, headroom_bytes and max_model_len are then of the best case.
+        reserve_bytes: an estimate, as is the cache size that results from it, unless they were `measured`.
+        measured: what a start of the same engine measured, from which the sizes are then taken; None without one.
+        predicted: the ranges in which these estimates may lie; None if nothing is estimated.
     """
 
     fits: bool
@@ -71,7 +71,7 @@ class Fit(JsonRecord, hide=("notes",), omit=("between",)):
 
     @property
     def surely_fits(self) -> bool:
-        """Return whether it fits beside the largest reserve too, as what is advised has to."""
+        """Return whether it fits even with the largest reserve, which is required of anything that is advised."""
         return self.fits and (
             self.measured is not None or self.predicted is None or self.predicted.surely_fits
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a model's attention backend can run it, and which one the server's log is to prove. Pure."""
+"""Check that a model's attention backend can run it, and name the one that the server's log must confirm. Pure."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ..tuning.tune import TunedSettings
 ROCM = "rocm"
 """The platform of images for Instinct GPUs, where it is known."""
 AUTO, SHORT_TYPES = "auto", {"float": "float32", "half": "float16"}
-"""The names of data types that vLLM has others for; vllm/config/model.py."""
+"""Short names of data types, with vLLM's full names; vllm/config/model.py."""
 LAST, OWN_BACKEND = "triton", ("turboquant", "ultraquant")
-"""The backend that vLLM takes where no other fits, and caches with one of their own; vllm/platforms/rocm.py."""
+"""The backend that vLLM uses if no other fits, and caches that have a backend of their own; vllm/platforms/rocm.py."""
 
 
-def refused(
+def backend_problems(
     deployment: Deployment,
     tuned: TunedSettings,
     model: ModelFacts,
     engine: EngineConfig,
     knowledge: Knowledge,
 ) -> tuple[Problem, ...]:
-    """An attention backend that the operator named, or latent attention's, that cannot run this model."""
+    """Return a problem if the backend that the operator named, or that of latent attention, cannot run the model."""
     name = tuned.known.get("attention_backend")
     backends = Backends(tuned.release, tuned.table.line, knowledge.backends)
     rules = knowledge.rules("engine", tuned.release)
     wrong = _wrong_kind(deployment, tuned, model, backends, rules) if engine.platform == ROCM else ()
     if wrong:
         return wrong
-    if _latent(tuned, model) and engine.platform == ROCM:  # vLLM's own choice may stop it too
+    if _latent(tuned, model) and engine.platform == ROCM:  # even vLLM's own choice may stop it
         name = backends.in_effect(MLA, tuned.args, tuned.env, {"sparse": bool(model.sparse)})
     elif engine.platform == ROCM and not isinstance(name, str):
         return _no_backend(deployment, tuned, model, engine, backends) if rules["compares_backends"] else ()
@@ -57,14 +57,14 @@ def _wrong_kind(
     backends: Backends,
     rules: Mapping[str, Any],
 ) -> tuple[Problem, ...]:
-    """A named backend for the other kind of attention, or one within attention_config that ROCm has not."""
+    """Return a problem if the named backend is for the other kind of attention, or attention_config names a bad one."""
     inner = tuned.args.get("--attention-config")
     by = backends.named_by() or ""
     given = tuned.args.get(by) if by.startswith("-") else tuned.env.get(by)
     if given is None and isinstance(inner, Mapping) and by.startswith("-"):
         given = inner.get("backend")
         if not isinstance(given, (str, type(None))):
-            what = f"attention_config: backend is {given!r}, and no name."
+            what = f"attention_config: backend is {given!r}, which is not a name."
             return (Problem(deployment.path, what, "Name an attention backend, or leave it out."),)
         finding = check_named(backends, given) if isinstance(given, str) else None
         if finding is not None and finding.certain:
@@ -75,7 +75,7 @@ def _wrong_kind(
     if named is None or named[1] == kind or ignored or not model.architectures or not tuned.release.exact:
         return ()
     what = (
-        f"attention backend {str(given).upper()}: it is for {named[1]} attention, and the model's is {kind}."
+        f"attention backend {str(given).upper()}: it is for {named[1]} attention, but the model's is {kind}."
     )
     return (Problem(deployment.path, what, "Choose another, or leave it out."),)
 
@@ -83,7 +83,7 @@ def _wrong_kind(
 def _no_backend(
     deployment: Deployment, tuned: TunedSettings, model: ModelFacts, engine: EngineConfig, backends: Backends
 ) -> tuple[Problem, ...]:
-    """What no attention backend takes among those from which vLLM chooses."""
+    """Return a problem if no attention backend from which vLLM chooses accepts the given arguments."""
     asked = {"block_size": engine.block_size, "kv_cache_dtype": engine.kv_cache_dtype}
     given = {key: value for key, value in asked.items() if f"--{key.replace('_', '-')}" in tuned.args}
     if not given:
@@ -101,12 +101,12 @@ def _no_backend(
 
 
 def _latent(tuned: TunedSettings, model: ModelFacts) -> bool:
-    """Whether vLLM runs the model's attention as latent attention."""
+    """Return whether vLLM runs the model's attention as latent attention."""
     return bool(model.mla) and tuned.env.get("VLLM_MLA_DISABLE") not in ("1", "true")
 
 
 def _shape_facts(tuned: TunedSettings, model: ModelFacts, engine: EngineConfig) -> dict[str, Any]:
-    """What an attention backend may refuse, as far as it is known."""
+    """Return the facts for which an attention backend may refuse to run, as far as they are known."""
     facts: dict[str, Any] = {"sinks": model.sinks, "kv_cache_dtype": engine.kv_cache_dtype}
     facts |= {"heads": model.heads, "tp": engine.tp}
     facts["full_graphs"] = not engine.enforce_eager and _graphs(tuned) == "FULL"
@@ -122,7 +122,7 @@ def _shape_facts(tuned: TunedSettings, model: ModelFacts, engine: EngineConfig) 
 
 
 def _graphs(tuned: TunedSettings) -> str:
-    """The mode of CUDA graphs that was chosen; empty where vLLM chooses."""
+    """Return the mode of CUDA graphs that was chosen; empty if vLLM chooses it."""
     given = tuned.args.get("--compilation-config")
     if isinstance(given, str):
         try:
@@ -132,12 +132,12 @@ def _graphs(tuned: TunedSettings) -> str:
     return str(given.get("cudagraph_mode", "")).upper() if isinstance(given, Mapping) else ""
 
 
-def claim(
+def claimed_backend(
     software: ImageFacts, tuned: TunedSettings, model: ModelFacts, engine: EngineConfig, knowledge: Knowledge
 ) -> Claim | None:
-    """The attention backend that the server's log is to prove.
+    """Return the attention backend that the server's log must confirm.
 
-    None where the platform, the release or the shape is not known: what is only assumed is not claimed.
+    None if the platform, the release or the shape is not known: what is only assumed is not claimed.
     """
     latent = _latent(tuned, model)
     undescribed = model.mla and not latent  # config.json has the shape of latent attention only

@@ -4,7 +4,8 @@
 Sources: ModelConfig._verify_quantization, _get_and_verify_dtype, VllmConfig._get_quantization_config and
 get_quant_config of vLLM's releases; what differs between them is in catalog/vllm.
 
-Code, as each answer walks the table of methods: which of them runs a checkpoint, what it needs, and which would do.
+This is code rather than rules, as each answer searches the table of methods: which of them runs a checkpoint, what it
+needs, and which other would run it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Found = Iterator[tuple[str, str, str]]
 """The argument, what is wrong with it, and what to do."""
 DTYPES: Mapping[str, str] = {"half": "float16", "float": "float32"}
 WITHOUT_DRAFT = ("ngram", "[ngram]", "ngram_gpu", "suffix", "mtp")
-"""Methods of speculation that read no draft model's configuration."""
+"""Methods of speculation that do not read the configuration of a draft model."""
 
 
 def checkpoint_refusals(
@@ -37,10 +38,10 @@ def checkpoint_refusals(
     knowledge: Knowledge,
     own: bool = True,
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    """Return problems, and warnings where the release is not known exactly or is a fork, whose checks were not read.
+    """Return problems, or warnings if the release is not known exactly or is a fork, whose checks were not read.
 
-    config None: the model's config.json is not known. files None: nor is which files the checkpoint has. own: config is
-    the checkpoint's own, and not that of the model that its name shows, whose data type may be another.
+    config None: the model's config.json is not known. files None: the checkpoint's files are not known. own: config is
+    the checkpoint's own, not that of the model that its name suggests, whose data type may differ.
     """
     facts = knowledge.quantization(tuned.release)
     rocm = software.platform not in OTHER_PLATFORMS
@@ -60,7 +61,7 @@ def checkpoint_refusals(
     if config is not None and not _overridden(tuned):
         found += _dtype(tuned, facts, config, knowledge, rocm, own)
     version = tuned.release.requested
-    texts = [(argument, f"vLLM {version} stops at its start: {what}", fix) for argument, what, fix in found]
+    texts = [(argument, f"vLLM {version} stops at startup: {what}", fix) for argument, what, fix in found]
     if tuned.release.exact and not tuned.release.fork:
         return tuple(Problem(_place(deployment, name), what, fix) for name, what, fix in texts), tuple(doubts)
     return (), (*(f"{what} {fix}" for _name, what, fix in texts), *doubts)
@@ -71,7 +72,7 @@ def _wanted(tuned: TunedSettings) -> str:
 
 
 def _overridden(tuned: TunedSettings) -> bool:
-    """Whether the operator changes the config.json that this would judge."""
+    """Return whether the operator changes the config.json that would be judged here."""
     return bool(tuned.args.get("--hf-overrides"))
 
 
@@ -115,7 +116,7 @@ def _checkpoint(tuned: TunedSettings, facts: QuantizationTable, config: Mapping[
     allowed = tuned.args.get("--allow-deprecated-quantization")
     if running is None and wanted:
         fix = f"Leave quantization out{f', or use {any_of(accepted)}' if accepted else ''}."
-        yield "quantization", f"the checkpoint is quantized with {own}, and quantization is {wanted}.", fix
+        yield "quantization", f"the checkpoint is quantized with {own}, but quantization is {wanted}.", fix
     elif running is None or running not in facts.methods:
         what = f"it cannot run the checkpoint, which is quantized with {own}."
         yield "model", what, "Use another checkpoint of the model, or an image with a newer vLLM."
@@ -134,7 +135,7 @@ def _unquantized(
     config: Mapping[str, Any],
     files: Sequence[tuple[str, int]] | None,
 ) -> Found:
-    """Yield that a method needs a quantized checkpoint, and this is none."""
+    """Yield that a method needs a quantized checkpoint, if this one is not quantized."""
     name = _wanted(tuned)
     method = facts.methods.get(name)
     if method is None or method.unquantized or quantization_config(config) is not None:
@@ -145,7 +146,7 @@ def _unquantized(
     what = f"the checkpoint's config.json has no quantization_config, which quantization {name} needs"
     what += f", and it has no {any_of(method.files)} either." if method.files else "."
     fix = f"Use a checkpoint that is quantized with {name}, or leave quantization out."
-    yield "quantization", what, f"{fix} {any_of(online)} quantizes while it loads." if online else fix
+    yield "quantization", what, f"{fix} {any_of(online)} quantizes while loading." if online else fix
 
 
 def _draft(tuned: TunedSettings, facts: QuantizationTable, rocm: bool) -> Found:
@@ -155,7 +156,7 @@ def _draft(tuned: TunedSettings, facts: QuantizationTable, rocm: bool) -> Found:
     if not name or (method in WITHOUT_DRAFT and name in facts.methods) or not given.get("model"):
         return
     for _argument, what, fix in _usable(tuned, facts, name, name, rocm):
-        yield "speculative_config", f"of the draft's configuration, {what}", fix
+        yield "speculative_config", f"in the draft's configuration: {what}", fix
 
 
 def _dtype(
@@ -166,13 +167,13 @@ def _dtype(
     rocm: bool,
     own: bool,
 ) -> Found:
-    """Yield that the model cannot compute in the type that is wanted, or its quantization method cannot."""
+    """Yield that the model, or its quantization method, cannot compute in the wanted data type."""
     given = str(tuned.args.get("--dtype") or "auto").lower()
     given = DTYPES.get(given, given)
     types = knowledge.rules("engine", tuned.release)["no_float16"]
     kind = str(config.get("model_type"))
     if given == "float16" and kind in types:
-        what = f"models of type {kind} are not stable in float16, and vLLM refuses it."
+        what = f"models of type {kind} are not stable in float16, so vLLM refuses it."
         yield "dtype", what, "Set dtype: bfloat16, or leave it out."
         return
     held, wanted = quantization_config(config), _wanted(tuned)
@@ -187,7 +188,7 @@ def _dtype(
 
 
 def _own_dtype(config: Mapping[str, Any], types: Sequence[str]) -> str:
-    """The type that vLLM takes by itself; empty where the config.json does not say it."""
+    """Return the data type that vLLM chooses by itself; empty if the config.json does not say it."""
     inner = config.get("text_config")
     places = (config, inner if isinstance(inner, Mapping) else {})
     found = next((place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key)), "")

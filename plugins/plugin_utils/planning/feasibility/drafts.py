@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a draft adds to an engine's memory: its weights, and its layers' part of the KV cache. Pure.
+"""Compute what a draft adds to an engine's memory: its weights, and its layers' part of the KV cache. Pure.
 
 vLLM divides one pool of blocks over the layers of both models: vllm/v1/core/kv_cache_utils.py, and for V0
 split_num_cache_blocks_evenly of vllm/spec_decode/spec_decode_worker.py.
@@ -22,10 +22,10 @@ from ..desired.actions import size
 
 @dataclass(frozen=True)
 class Draft:
-    """What drafts for the model.
+    """What drafts tokens for the model.
 
-    repo: "" for the model's own layers for multi-token prediction. config, files: as far as they are known. tp: None is
-    the model's.
+    repo: "" for the model's own layers for multi-token prediction. config, files: as far as they are known. tp: None
+    for the model's.
     """
 
     repo: str = ""
@@ -36,7 +36,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """The bytes of a draft's weights in all, and the layers that keep KV cache; None where they are unknown."""
+    """The bytes of all of a draft's weights, and the layers that keep KV cache; None if they are unknown."""
 
     bytes: int | None
     layers: tuple[Layer, ...] | None
@@ -87,16 +87,16 @@ def draft_notes(draft: Draft | None, model: ModelShape, families: Families) -> t
         if not model.unloaded:
             return ()
         return (
-            f"The weights include {size(memory.bytes or 0)} of the model's own layers that draft, and the KV cache "
-            "their part",
+            f"The weights include {size(memory.bytes or 0)} of the model's own layers that draft tokens, and the KV "
+            "cache includes their part",
         )
     if memory.bytes is None:
-        return (f"The memory that the draft {draft.repo} needs is unknown, and is not counted",)
+        return (f"The memory that the draft {draft.repo} needs is unknown and is not counted",)
     if memory.layers is None:
         return (
-            f"The weights include {size(memory.bytes)} of the draft {draft.repo} in all; its part of the KV cache is "
-            "unknown, and is not counted",
+            f"The weights include {size(memory.bytes)} for the draft {draft.repo}; its part of the KV cache is unknown "
+            "and is not counted",
         )
     return (
-        f"The weights include {size(memory.bytes)} of the draft {draft.repo} in all, and the KV cache its part",
+        f"The weights include {size(memory.bytes)} for the draft {draft.repo}, and the KV cache includes its part",
     )

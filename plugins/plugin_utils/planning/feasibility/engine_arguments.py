@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How vLLM is told to run a deployment: the decided flags, and for the rest what the release does by itself. Pure."""
+"""Describe how vLLM runs a deployment: by the decided flags, and otherwise by the release's own defaults. Pure."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ..tuning.tune import OTHER_PLATFORMS, TargetGpu, TunedSettings
 
 GIB = 1 << 30
 MODEL_LENGTH = -1
-"""A max_model_len that is the model's."""
+"""The value of max_model_len that stands for the model's own."""
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 QUICK_REDUCE_SIZE = "VLLM_ROCM_QUICK_REDUCE_MAX_SIZE_BYTES_MB"
 DEFAULT_IN_WORDS = ("", "None")
-"""Texts that vLLM's parsers read as no value."""
+"""Texts that vLLM's parsers read as if no value were given."""
 CPU_BLOCK = 128
 """The block size of vLLM's CPU build; vllm/platforms/cpu.py."""
 
 
 class UnreadableArgument(Exception):
-    """A value that should be a number. Why it is none was reported when it was checked for its release."""
+    """Raised for a value that should be a number. The reason was reported when it was checked for its release."""
 
 
 @dataclass(frozen=True)
 class _Arguments:
-    """The values of a server's flags. by_memory: the release's own ones on a GPU with as much memory as this one."""
+    """The values of a server's flags. by_memory: the release's defaults for a GPU with as much memory as this one."""
 
     tuned: TunedSettings
     knowledge: Knowledge
@@ -46,7 +46,7 @@ class _Arguments:
         return None if isinstance(value, str) and value in DEFAULT_IN_WORDS else value
 
     def value(self, name: str) -> Value:
-        """Return the decided value of a flag, or the release's own one."""
+        """Return the decided value of a flag, or the release's default."""
         given = self.given(name)
         if given is not None:
             return given
@@ -67,16 +67,16 @@ def engine_of(
     tuned: TunedSettings,
     knowledge: Knowledge,
 ) -> EngineConfig:
-    """How vLLM is told to run it: the decided flags, and for the rest what the release does by itself.
+    """Return how vLLM runs a deployment: by the decided flags, and otherwise by the release's own defaults.
 
-    Raise UnreadableArgument, which is possible only where a release is not known well enough to refuse the value.
+    Raise UnreadableArgument, which is possible only if a release is not known well enough to refuse the value.
     """
     platform = "cpu" if software.platform in OTHER_PLATFORMS else "rocm"
     by_memory = _by_memory(machine, tuned, knowledge) if platform == "rocm" else {}
     arguments = _Arguments(tuned, knowledge, by_memory)
     given, value = arguments.given, arguments.value
     v1 = tuned.context.engine == "V1"
-    effective = value if v1 else given  # the defaults of releases that have both are V1's
+    effective = value if v1 else given  # releases that have both engines have V1's defaults
     sequences = _number("max_num_seqs", effective("max_num_seqs"), 256)
     tokens = effective("max_num_batched_tokens")
     chunked = given("enable_chunked_prefill")
@@ -128,7 +128,7 @@ def _block_size(arguments: _Arguments, platform: str) -> int:
 
 
 def _cache_bytes(arguments: _Arguments, platform: str) -> int | None:
-    """Return the memory that is reserved for the KV cache; None if the rest of it is."""
+    """Return the memory that is reserved for the KV cache; None if it gets whatever memory is left."""
     reserved = arguments.optional("kv_cache_memory_bytes")
     if platform == "cpu" and reserved is None:
         return int(_finite(CPU_CACHE, arguments.tuned.env.get(CPU_CACHE) or 4) * GIB)
@@ -140,7 +140,7 @@ def _async_scheduling(value: Value, deployment: Deployment) -> bool:
 
 
 def longest_sequence(tuned: TunedSettings, shape: ModelShape | None) -> int | None:
-    """Return the longest sequence: the given one, or the model's; None where neither is known."""
+    """Return the longest sequence: the given one, or the model's; None if neither is known."""
     given = tuned.args.get("--max-model-len")
     words = isinstance(given, str) and (given.lower() == "auto" or given in DEFAULT_IN_WORDS)
     length = None if given is None or words else _whole("max_model_len", given)

@@ -19,14 +19,14 @@ from .places import any_of, operators_key
 from .start_facts import StartFacts
 
 NAMES = "names"
-"""The file of rules about names that a release does not register."""
+"""The file with the rules about names that a release does not register."""
 _LATER = (
     "--distributed-executor-backend",
     "--data-parallel-backend",
     "--master-port",
     "--data-parallel-external-lb",
 )
-"""Decided where an instance is composed, by the layout of its ranks."""
+"""Flags that are decided when an instance is composed, by the layout of its ranks."""
 
 
 def engine_refusals(
@@ -37,9 +37,9 @@ def engine_refusals(
     max_model_len: int | None,
     knowledge: Knowledge,
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    """Return problems, and warnings where the release is not known exactly or is a fork, whose checks were not read.
+    """Return problems, or warnings if the release is not known exactly or is a fork, whose checks were not read.
 
-    model None: its config.json is not known. max_model_len None: so is its longest sequence.
+    model None: its config.json is not known. max_model_len None: its longest sequence is not known.
     """
     args = {**tuned.args, **{f"--{name.replace('_', '-')}": getattr(deployment, name) for name in SIZES}}
     facts = EngineFacts(
@@ -63,7 +63,7 @@ def engine_refusals(
         else:
             warnings.append(f"{rule.what} {rule.fix}")
     for refusal in sorted({item.what: item for item in found}.values(), key=lambda item: len(item.arguments)):
-        what = f"vLLM {version} stops at its start: {refusal.what}."
+        what = f"vLLM {version} stops at startup: {refusal.what}."
         fix = f"Change {any_of(refusal.arguments)}. Source: {refusal.at} of that release."
         if tuned.release.exact and not tuned.release.fork:
             problems.append(Problem(operators_key(deployment, refusal.arguments), what, fix))
@@ -73,7 +73,7 @@ def engine_refusals(
 
 
 def _open(args: dict[str, Any]) -> set[str]:
-    """Flags that the plan adds later."""
+    """Return the flags that the plan adds later."""
     owned = {f"--{name.replace('_', '-')}" for name in ENGINE_OWNED}
     return {name for name in (*owned, *_LATER) if name not in args}
 

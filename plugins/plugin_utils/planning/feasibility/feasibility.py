@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a tuned deployment fits its GPUs and its model, and what would serve it better. Pure."""
+"""Judge whether a tuned deployment fits its GPUs and its model, and what would serve it better. Pure."""
 
 from __future__ import annotations
 
@@ -25,17 +25,23 @@ from .checkpoint_refusals import checkpoint_refusals
 from .drafts import Draft, draft_notes, with_draft
 from .engine_arguments import UnreadableArgument, engine_of, longest_sequence
 from .engine_refusals import engine_refusals
-from .memory_messages import FEW_REQUESTS, doubled_batch, partition_too_small, too_large, unsure
+from .memory_messages import (
+    FEW_REQUESTS,
+    doubled_batch,
+    misfit_messages,
+    partition_too_small,
+    unsure_warnings,
+)
 from .statements import StatementContext, quote_statements
 
 
 @dataclass(frozen=True)
 class Feasibility:
-    """What is to be said before anything is pulled. fit None: the model's config.json is not known.
+    """What can be said before anything is pulled. fit None: the model's config.json is not known.
 
-    quotes: statements of the documents that apply, for whoever reads the plan explained. attention: the attention
-    backend that the server's log is to prove; None: nothing is claimed. step: what a decode step takes; None: unknown.
-    start_key: under which the memory that vLLM measures at its start is recorded.
+    quotes: statements of the documents that apply, for the explained plan. attention: the attention backend that the
+    server's log must confirm; None: nothing is claimed. step: how long a decode step takes; None: unknown. start_key:
+    the key under which the memory that vLLM measures at startup is recorded.
     """
 
     fit: Fit | None = None
@@ -53,9 +59,9 @@ class Feasibility:
 class KnownModel:
     """A deployment's model, as far as it is known before anything is pulled.
 
-    facts: as recipes see it. config: its config.json, None where it is not known. origin: where that is from. files:
-    its files with their sizes in bytes, None where they are not known. draft: what drafts for it. near: names that are
-    known and like its own. measured: what a start of the same engine measured.
+    facts: as recipes see it. config: its config.json, None if it is not known. origin: where that comes from. files:
+    its files with their sizes in bytes, None if they are not known. draft: what drafts tokens for it. near: known names
+    that are similar to its own. measured: what a start of the same engine measured.
     """
 
     facts: ModelFacts
@@ -81,7 +87,7 @@ def check_feasibility(
         what = f"model: the catalogue has no {deployment.model}"
         warnings = (*warnings, f"{what}. If it is misspelt: did you mean {' or '.join(model.near)}?")
     if tuned.problems:
-        return Feasibility(None, problems, warnings)  # arithmetic with refused values tells nothing
+        return Feasibility(None, problems, warnings)  # arithmetic with refused values is meaningless
     stops, doubts = engine_refusals(
         deployment, software, tuned, model.facts, _longest(tuned, model, knowledge), knowledge
     )
@@ -103,7 +109,7 @@ def check_feasibility(
         return Feasibility(None, problems, (*warnings, f"{what}: {error}"), tuned.recommended)
     except (ArithmeticError, LookupError, TypeError) as error:
         text = (
-            f"{what}: no size follows from the values of its config.json, which is {model.origin or 'given'} "
+            f"{what}: its size cannot be computed from its config.json, which is {model.origin or 'given'} "
             f"(deployment {deployment.name}: {error}). Compare it with the model's repository, or start one instance "
             "and read vLLM's log"
         )
@@ -125,7 +131,7 @@ def _judged(
     shape = model_shape(model.config or {}, knowledge.families, model.files)
     if shape.missing and shape.checkpoint is None:
         lacking = ", ".join(shape.missing)
-        text = f"could not check whether {deployment.model} fits: its config.json lacks {lacking}"
+        text = f"could not check whether {deployment.model} fits: its config.json does not have {lacking}"
         return Feasibility(None, (), (f"{text}; start one instance and read vLLM's log",), tuned.recommended)
     engine = engine_of(deployment, machine, software, tuned, knowledge)
     problems: tuple[Problem, ...] = ()
@@ -135,10 +141,10 @@ def _judged(
     for rule, text in refused[:1]:  # the others tend to be the same thing, seen from elsewhere
         why = statement(knowledge.recipes, rule)
         problems += (Problem(deployment.path, f"{text}.", f"{why.text} Source: {why.source}."),)
-    problems += attention.refused(deployment, tuned, model.facts, engine, knowledge)
+    problems += attention.backend_problems(deployment, tuned, model.facts, engine, knowledge)
     if problems:
         return Feasibility(None, problems)
-    claim = attention.claim(software, tuned, model.facts, engine, knowledge)
+    claim = attention.claimed_backend(software, tuned, model.facts, engine, knowledge)
     found = fit(shape, engine, model.origin, model.measured)
     unlike = _unlike_prediction(found)
     step = _step(deployment, shape, engine, machine)
@@ -146,7 +152,7 @@ def _judged(
     why = statement(knowledge.recipes, "doubled-batch")
     batch = doubled_batch(smaller, shape, engine, found, f"{why.text} Source: {why.source}.")
     if not found.fits:
-        more, doubts = too_large(deployment, shape, engine, found)
+        more, doubts = misfit_messages(deployment, shape, engine, found)
         return Feasibility(found, more, (*unlike, *doubts, *batch), attention=claim, step=step)
     advice = (*tuned.recommended, *_advice(deployment, machine, shape, engine, found, knowledge.recipes))
     notes = (*found.notes, *draft_notes(model.draft, shape, knowledge.families))
@@ -158,7 +164,7 @@ def _judged(
         (),
         (
             *unlike,
-            *unsure(deployment, engine, found),
+            *unsure_warnings(deployment, engine, found),
             *batch,
             *partition_too_small(machine, shape, engine, found),
         ),
@@ -176,29 +182,29 @@ def _smaller_batch(tuned: TunedSettings, knowledge: Knowledge) -> Any:
 
 
 def _unlike_prediction(found: Fit) -> tuple[str, ...]:
-    """Return that what was measured is outside the predicted range: the model's estimate or that engine is wrong."""
+    """Return a warning if the measured size is outside the predicted range: the estimate or that engine is wrong."""
     if not found.measured or not found.predicted:
         return ()
     low, high = found.predicted.kv_cache_bytes
     if low <= found.kv_cache_bytes <= high:
         return ()
     return (
-        f"the KV cache measured on {found.measured.host} is {size_text(found.kv_cache_bytes)} per GPU; predicted were "
-        f"{size_text(low)} to {size_text(high)}. The plan uses the measured size; see what else uses that GPU",
+        f"the KV cache measured on {found.measured.host} is {size_text(found.kv_cache_bytes)} per GPU; the prediction "
+        f"was {size_text(low)} to {size_text(high)}. The plan uses the measured size; see what else uses that GPU",
     )
 
 
 def _step(
     deployment: Deployment, shape: ModelShape, engine: EngineConfig, machine: TargetGpu
 ) -> DecodeStep | None:
-    """Return what a decode step takes; None where several servers share an engine, each with a part of its requests."""
+    """Return how long a decode step takes; None if several servers share an engine, each with part of its requests."""
     if engine.dp > 1 and deployment.data_parallel_balancing != "internal":
         return None
     return decode_step(shape, engine, machine.peak)
 
 
 def _longest(tuned: TunedSettings, model: KnownModel, knowledge: Knowledge) -> int | None:
-    """The longest sequence as far as it is known, whatever the config.json holds."""
+    """Return the longest sequence as far as it is known, whatever the config.json contains."""
     try:
         config = model.config
         shape = model_shape(config, knowledge.families, model.files) if config else None
@@ -237,7 +243,7 @@ def _advice(
     found: Fit,
     recipes: Sequence[Recipe],
 ) -> tuple[Advice, ...]:
-    """What arithmetic shows to be better."""
+    """Return what arithmetic shows to be better."""
     advice = []
     throughput = deployment.objective not in ("latency", "interactive")
     if engine.platform == "rocm" and engine.tp > 1 and engine.pp == engine.dp == 1 and throughput:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Word what does not fit, may not fit, or leaves too little memory. Pure."""
+"""Write the messages about what does not fit, may not fit, or leaves too little memory. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FEW_REQUESTS = 4.0
 """Fewer requests of the full length at once than this is a KV cache that starves the GPU; a judgement."""
 
 
-def too_large(
+def misfit_messages(
     deployment: Deployment, shape: ModelShape, engine: EngineConfig, found: Fit
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    """A problem where it is certain, a warning where the reserve is an estimate."""
+    """Return a problem if it is certain that the model does not fit, or a warning if that depends on an estimate."""
     what = (
         f"{deployment.model} does not fit: weights {_weights(found)} per GPU, one request of "
         f"{found.max_model_len} tokens {size_text(found.max_model_len * found.kv_bytes_per_token)}, and "
@@ -38,14 +38,14 @@ def too_large(
 
 
 def _weights(found: Fit) -> str:
-    """Return the weights per GPU; those of a model that is not all known as the least that they can be."""
+    """Return the weights per GPU; the smallest possible size if not all of the model is known."""
     if found.between is None:
         return size_text(found.weights_bytes_per_gpu)
     return f"{size_text(found.between.weights_bytes_per_gpu[0])} or more"
 
 
-def unsure(deployment: Deployment, engine: EngineConfig, found: Fit) -> tuple[str, ...]:
-    """Return the warning about a model of which not all is known, if it fits in some of the possible cases only."""
+def unsure_warnings(deployment: Deployment, engine: EngineConfig, found: Fit) -> tuple[str, ...]:
+    """Return the warning about a model of which not all is known, if it fits only in some of the possible cases."""
     if found.between is None or found.between.fits:
         return ()
     low, high = found.between.weights_bytes_per_gpu
@@ -58,14 +58,14 @@ def unsure(deployment: Deployment, engine: EngineConfig, found: Fit) -> tuple[st
 
 
 def budget(engine: EngineConfig) -> int:
-    """What vLLM may take of a GPU, in bytes."""
+    """Return how much of a GPU's memory vLLM may use, in bytes."""
     return int(engine.memory_bytes * engine.gpu_memory_utilization)
 
 
 def partition_too_small(
     machine: TargetGpu, shape: ModelShape, engine: EngineConfig, found: Fit
 ) -> tuple[str, ...]:
-    """A partition whose KV cache is too small to keep it busy, with what the whole GPU would have."""
+    """Return a warning if a partition's KV cache is too small to keep it busy, with what the whole GPU would have."""
     if machine.gpu_bytes <= machine.memory_bytes or found.max_concurrency >= FEW_REQUESTS:
         return ()
     whole = fit(shape, replace(engine, memory_bytes=machine.gpu_bytes, tp=1))
@@ -79,10 +79,10 @@ def partition_too_small(
 def doubled_batch(
     smaller: Mapping[str, Any] | None, shape: ModelShape, engine: EngineConfig, found: Fit, why: str
 ) -> tuple[str, ...]:
-    """Return the warning that a default which has grown can end the start, where the memory is tight with it.
+    """Return the warning that a default which has grown can make the start fail, if it makes memory tight.
 
-    smaller: the default before and the memory from which it has grown, None where it has not, or is not used. The
-    memory is tight if an estimate of activations that is half of what they take ends the start.
+    smaller: the default before it grew, and the memory from which it grew; None if it did not, or is not used. Memory
+    is tight if the start fails when activations take twice what is estimated.
     """
     if smaller is None or engine.platform != "rocm" or engine.memory_bytes < smaller["memory_gib"] * GIB:
         return ()
@@ -92,6 +92,6 @@ def doubled_batch(
     if more <= 0 or (found.certain and found.headroom_bytes >= found.reserve_bytes):
         return ()
     return (
-        f"{why} Here they take about {size_text(more)} more per GPU, and the memory is tight; write engine_args: "
+        f"{why} Here they take about {size_text(more)} more per GPU, and memory is tight; write engine_args: "
         f"{{max_num_batched_tokens: {tokens}}} (--max-num-batched-tokens {tokens})",
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say where in a deployment a refused value stands, and what to change. Pure."""
+"""Find where a deployment sets a refused value, and list what to change. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..desired.deployment import Deployment
 
 
 def operators_key(deployment: Deployment, names: Iterable[str]) -> Path:
-    """Return the operator's first key that takes part; the deployment where a recipe or the model chose it."""
+    """Return the operator's first key that is involved; the deployment if a recipe or the model chose the value."""
     for name in names:
         for part in ("engine_args", "env", "settings"):
             for key, _value in getattr(deployment, part):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a server's start, by the names that conditions in catalog/vllm/refusals use. Pure.
+"""Give the known facts of a server's start the names that conditions in catalog/vllm/refusals use. Pure.
 
 docs/catalogue.md lists the names.
 """
@@ -54,19 +54,19 @@ class StartFacts:
         return self.known[name] if name in self.known else _COMPUTED[name](self)
 
     def speculative(self) -> Mapping[str, Any]:
-        """Return the configuration of speculation with the flags that stand for its keys; empty where there is none."""
+        """Return the configuration of speculation, with the flags that set its keys; empty if there is none."""
         args = self.tuned.args
         short = {key: args[flag] for flag, key in SHORT.items() if args.get(flag) is not None}
         return {**(read_map(args.get(SPECULATIVE)) or {}), **short}
 
     def drafting(self, key: str) -> Any:
-        """Return a key of the configuration of speculation; UNKNOWN where there is none, or not a map."""
+        """Return a key of the configuration of speculation; UNKNOWN if there is none, or if it is not a map."""
         given = self.tuned.args.get(SPECULATIVE)
         found = self.speculative()
         return UNKNOWN if (read_map(given) is None if given is not None else not found) else found.get(key)
 
     def inner(self) -> Mapping[str, Any]:
-        """Return the part of config.json that is for the language model; empty where there is none."""
+        """Return the part of config.json that is for the language model; empty if there is none."""
         return map_or_empty((self.config or {}).get("text_config"))
 
 
@@ -91,7 +91,7 @@ _NAMED: Mapping[str, Callable[[StartFacts, str], Any]] = {
     "registered": _registered,
     "rules": lambda facts, name: facts.knowledge.rules("engine", facts.tuned.release)[name],
 }
-"""Facts with a name behind a dot."""
+"""Facts with a name after a dot."""
 
 
 def _model_type(facts: StartFacts) -> Any:
@@ -124,7 +124,7 @@ def _draft_method(facts: StartFacts) -> str:
 
 
 def _draft_slots(facts: StartFacts) -> int:
-    """Return how many tokens of a step each sequence leaves to drafts."""
+    """Return how many tokens of a step each sequence leaves for drafts."""
     given = facts.speculative()
     drafted = given.get("num_speculative_tokens")
     parallel = given.get("parallel_drafting") is True and isinstance(drafted, int)

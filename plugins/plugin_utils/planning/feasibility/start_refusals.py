@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse what stops vLLM at its start, by the rules of catalog/vllm/refusals. Pure.
+"""Refuse what stops vLLM at startup, by the rules of catalog/vllm/refusals. Pure.
 
-What the release's own sources say by themselves is in engine_refusals.py; checkpoint_refusals.py reads the table of
-quantization methods.
+Checks that are read from the release's own sources are in engine_refusals.py; checkpoint_refusals.py reads the table
+of quantization methods.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SUFFIXES = (
     "ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification", "ForTextEncoding", "ForRewardModeling",
     "ChatModel", "LMHeadModel", "EmbeddingModel", "RewardModel", "Model",
 )  # fmt: skip
-"""What vLLM exchanges at the end of an architecture's name before it looks for it."""
+"""Endings that vLLM replaces in an architecture's name before it looks for it."""
 
 
 def start_refusals(
     deployment: Deployment, tuned: TunedSettings, config: Mapping[str, Any] | None, knowledge: Knowledge
 ) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    """Return problems, and warnings where it is not certain; config None: the model's config.json is not known."""
+    """Return problems, and warnings for what is not certain; config None: the model's config.json is not known."""
     if tuned.problems:
         return (), ()
     facts = StartFacts(deployment, tuned, config, knowledge)
@@ -42,7 +42,7 @@ def start_refusals(
     found += _architecture(tuned, knowledge)
     version = tuned.release.requested
     problems = tuple(
-        Problem(deployment.path, f"{flag}: vLLM {version} stops at its start: {what}.", fix)
+        Problem(deployment.path, f"{flag}: vLLM {version} stops at startup: {what}.", fix)
         for flag, what, fix in found
     )
     return problems, tuple(_other_releases(tuned, config, knowledge))
@@ -51,7 +51,7 @@ def start_refusals(
 def _architecture(tuned: TunedSettings, knowledge: Knowledge) -> Iterator[tuple[str, str, str]]:
     """Yield that no release has an architecture that the operator names.
 
-    Code, as names are compared by what is left of them without their endings, which vLLM exchanges.
+    This is code rather than a rule, as names are compared without their endings, which vLLM replaces.
     """
     named = (read_map(tuned.args.get("--hf-overrides")) or {}).get("architectures")
     if not named or not isinstance(named, list):
@@ -59,7 +59,7 @@ def _architecture(tuned: TunedSettings, knowledge: Knowledge) -> Iterator[tuple[
     known = knowledge.architectures
     bases = {_base(name) for name in known}
     if not any(_base(str(name)) in bases for name in named):
-        what = f"no architecture is named {', '.join(map(str, named))}"
+        what = f"no architecture is called {', '.join(map(str, named))}"
         near = nearest(str(named[0]), known)
         yield "--hf-overrides", what, f"Did you mean {near}?" if near else "Leave architectures out."
 
@@ -69,7 +69,7 @@ def _other_releases(
 ) -> Iterator[str]:
     """Yield that only other releases have the model's architecture; Transformers' own class may run it.
 
-    Code, as it reads the spans of the generated table of architectures.
+    This is code rather than a rule, as it reads the spans of the generated table of architectures.
     """
     names = [str(name) for name in (config or {}).get("architectures") or ()]
     spans = {
@@ -82,8 +82,8 @@ def _other_releases(
     present = spans[name]
     when = f"from {present[0][0]} on" if line.order[present[0][0]] > index else f"until {present[-1][1]}"
     yield (
-        f"vLLM {tuned.release.requested} has no {name}, which others have {when}; it stops at its start unless its "
-        "Transformers library can run the model"
+        f"vLLM {tuned.release.requested} has no {name}, which other releases have {when}; it stops at startup unless "
+        "its Transformers library can run the model"
     )
 
 

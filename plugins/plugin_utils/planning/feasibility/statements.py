@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the statements of the recipes that apply to a decided deployment, if no condition of theirs decides it. Pure."""
+"""Find the recipes' statements that apply to a decided deployment, where no condition in the recipe decides. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _formula(decided: StatementContext) -> str:
     if found.fits is None:
         return ""
     return (
-        f"By it one request of {decided.fit.max_model_len:,} tokens takes {size(found.weights_bytes)} and "
+        f"By this formula, one request of {decided.fit.max_model_len:,} tokens takes {size(found.weights_bytes)} and "
         f"{size(found.kv_cache_bytes)}, {size(found.total_bytes)} of {size(found.memory_bytes)}."
     )
 
