@@ -141,7 +141,7 @@ def test_without_its_router_haproxy_goes_on(routed: tuple[Endpoint, Path]) -> No
         ask(endpoint, number)
     run = lab.play("site", "--skip-tags", "benchmark")
     assert run.rc == 0, run.out[-3000:]
-    assert "it does not run" in run.out
+    assert "it is not running" in run.out
     wait_for("the router", lambda: router_up(endpoint))
     assert lab.play("site", "--skip-tags", "benchmark").changed() == []
 

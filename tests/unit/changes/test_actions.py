@@ -253,7 +253,10 @@ def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
             in_modes(("SPX", "NPS1"), ("SPX", "NPS1")),
             {"compute": "CPX", "memory": "NPS4"},
             [
-                ("memory_partition", "2 GPUs", "NPS1", "NPS4, reloads the driver", "gpu_partition_memory is NPS4"),
+                (
+                    "memory_partition", "2 GPUs", "NPS1", "NPS4, which reloads the driver",
+                    "gpu_partition_memory is NPS4",
+                ),  # fmt: skip
                 ("compute_partition", "2 GPUs", "SPX", "CPX", "gpu_partition_compute is CPX"),
             ],
         ),
@@ -262,7 +265,7 @@ def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
             {"compute": "CPX", "memory": "NPS4"},
             [
                 (
-                    "memory_partition", "2 GPUs", "NPS1 on 1, NPS4 on 1", "NPS4, reloads the driver",
+                    "memory_partition", "2 GPUs", "NPS1 on 1, NPS4 on 1", "NPS4, which reloads the driver",
                     "gpu_partition_memory is NPS4",
                 )
             ],
@@ -275,7 +278,7 @@ def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
         (
             in_modes(("SPX", None)),
             {"memory": "NPS1"},
-            [("memory_partition", "1 GPUs", "none", "NPS1, reloads the driver", "gpu_partition_memory is NPS1")],
+            [("memory_partition", "1 GPUs", "none", "NPS1, which reloads the driver", "gpu_partition_memory is NPS1")],
         ),
         (
             None,
@@ -287,7 +290,7 @@ def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
             {"memory": "NPS4"},
             [
                 (
-                    "memory_partition", "8 GPUs", "NPS1, as is assumed", "NPS4, reloads the driver",
+                    "memory_partition", "8 GPUs", "NPS1, as is assumed", "NPS4, which reloads the driver",
                     "gpu_partition_memory is NPS4",
                 )
             ],
@@ -547,8 +550,8 @@ def test_what_of_a_model_is_there(complete: bool, commit: str, before: str) -> N
 KEY_OF_REPO = model_key("", REPO, "main")
 HASHES = (("config.json", "git-sha1:1"), ("gone.bin", "sha256:2"))
 HASHED = Lock(LOCK.images, {KEY_OF_REPO: replace(LOCK.models[KEY_OF_REPO], hashes=HASHES)})
-NEVER = "fetched, its content never verified"
-SIZES = "an earlier release compared only the sizes of its files"
+NEVER = "fetched, but its content was never verified"
+SIZES = "an earlier release compared only the sizes of the files"
 
 
 @pytest.mark.parametrize(
@@ -685,7 +688,7 @@ SERVERS: dict[str, tuple[dict[str, Any] | None, bool, tuple[str, str, str] | Non
     "its files are gone": (
         {"artefact_hash": None},
         False,
-        (AFTER, AFTER, "its files are missing on the node"),
+        (AFTER, AFTER, "its files are missing from the node"),
     ),
     "its files were changed": (
         {"artefact_hash": "3" * 64, "file_hashes": {**FILE_HASHES, "serve.sh": "x"}},
@@ -695,14 +698,14 @@ SERVERS: dict[str, tuple[dict[str, Any] | None, bool, tuple[str, str, str] | Non
     "ended": (
         {"state": "exited", "exit_code": 3},
         False,
-        (f"exited with code 3, spec {'1' * 12}", AFTER, "it does not run"),
+        (f"exited with code 3, spec {'1' * 12}", AFTER, "it is not running"),
     ),
     "ended, and nobody knows how": (
         {"state": "exited", "exit_code": None},
         False,
-        (f"exited, spec {'1' * 12}", AFTER, "it does not run"),
+        (f"exited, spec {'1' * 12}", AFTER, "it is not running"),
     ),
-    "in no known state": ({"state": None}, False, (f"unknown, spec {'1' * 12}", AFTER, "it does not run")),
+    "in no known state": ({"state": None}, False, (f"unknown, spec {'1' * 12}", AFTER, "it is not running")),
     "not ready": (
         {"ready": False},
         False,

@@ -185,7 +185,7 @@ SPREADS = "it spreads requests over the instances"
             [offer("n1", instance("llama-0", 9000))],
             [("balancer", URL, "1 instance", "1 instance", f"new: llama/n1.llama-0:9000; gone: {N1}")],
         ),
-        (settled(ONE, running=False), [ONE], [("balancer", URL, "absent", "1 instance", "it does not run")]),
+        (settled(ONE, running=False), [ONE], [("balancer", URL, "absent", "1 instance", "it is not running")]),
         (
             settled(ONE, applied="x"),
             [ONE],

@@ -125,7 +125,7 @@ def test_nothing_differs_after_a_run() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"running": False}, "it does not run"),
+        ({"running": False}, "it is not running"),
         ({"applied": None}, "its files are current, but the run that wrote them has not ended"),
         ({"applied": "0" * 64}, "its files are current, but the running HAProxy has not loaded them"),
         ({"files": {}}, "the host is in the group load_balancer and has no load balancer yet"),

@@ -180,7 +180,7 @@ def test_a_server_that_is_started_takes_its_running_mates_along() -> None:
     first["instances"][0]["state"] = "exited"
     found = made(states={"n1": first, "n2": second}).to_json()["hosts"]
     assert [item["reason"] for item in found["n1"]["actions"] if item["kind"] == "server"] == [
-        "it does not run"
+        "it is not running"
     ]
 
 

@@ -145,7 +145,7 @@ def test_documented_commands(entry: commands.Entry) -> None:
 
 def test_the_text_lists_what_is_assumed() -> None:
     text = explain(both([deployment()], CPX, BARE)[0])
-    assert "8 MI300X are there, in SPX and NPS1 as from the factory" in text
+    assert "8 MI300X are present, in SPX and NPS1 as from the factory" in text
     assert "changing the memory mode reloads the driver" in " ".join(text.split())
     assert "no Docker engine is installed" in text
     assert "Assumed" not in explain(both([deployment()], CPX, BARE)[1])

@@ -114,8 +114,8 @@ def said(state: str, failures: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "before", "reason"),
     [
-        ({"state": "exited", "exit_code": 1}, "exited with code 1, spec {hash}", "it does not run"),
-        ({"state": "created"}, "created, spec {hash}", "it does not run"),
+        ({"state": "exited", "exit_code": 1}, "exited with code 1, spec {hash}", "it is not running"),
+        ({"state": "created"}, "created, spec {hash}", "it is not running"),
         ({"state": "restarting"}, "restarting, spec {hash}", "it fails and is being restarted"),
         (
             {"state": "restarting", "supervisor": said("stopping", 1)},
@@ -125,7 +125,7 @@ def said(state: str, failures: int) -> dict[str, Any]:
         (
             {"state": "exited", "exit_code": 0, "supervisor": said("stopping", 2)},
             "exited with code 0, spec {hash}",
-            "it does not run; it failed: out_of_memory: HIP out of memory",
+            "it is not running; it failed: out_of_memory: HIP out of memory",
         ),
         (
             {"supervisor": said("gave_up", 3)},
@@ -137,7 +137,7 @@ def said(state: str, failures: int) -> dict[str, Any]:
             "running, spec {hash}",
             "it was started but has not generated tokens yet",
         ),
-        ({"artefact_hash": None}, "running, spec {hash}", "its files are missing on the node"),
+        ({"artefact_hash": None}, "running, spec {hash}", "its files are missing from the node"),
         ({"artefact_hash": "0" * 64}, "running, spec {hash}", "its files were changed on the node"),
         (
             {"artefact_hash": "0" * 64, "files": {"serve.sh": "x"}},
@@ -476,12 +476,12 @@ def one_disk(free: int) -> list[dict[str, Any]]:
             {},
             [
                 "not enough disk space for /var/lib/docker: 12.0 GiB are needed (image "
-                "registry.lab:5000/lab/vllm:1 12.0 GiB), 11.0 GiB are free, prune.yml would free 3.0 GiB at most. Make "
-                "room: remove what nothing refers to (prune.yml --limit n1 shows it), or move Docker's data-root to a "
+                "registry.lab:5000/lab/vllm:1 12.0 GiB), 11.0 GiB are free; prune.yml would free at most 3.0 GiB. Make "
+                "room: remove what nothing uses (prune.yml --limit n1 lists it), or move Docker's data-root to a "
                 "larger file system.",
                 "not enough disk space for /var/lib/instinct-fleet/hf: 12.0 GiB are needed (weights of "
-                "lab/tiny-llama 12.0 GiB), 11.0 GiB are free, prune.yml would free 3.0 GiB at most. Make room: remove "
-                "what nothing refers to (prune.yml --limit n1 shows it), or point hf_model_cache_dir at a larger file "
+                "lab/tiny-llama 12.0 GiB), 11.0 GiB are free; prune.yml would free at most 3.0 GiB. Make room: remove "
+                "what nothing uses (prune.yml --limit n1 lists it), or point hf_model_cache_dir at a larger file "
                 "system.",
             ],
         ),
@@ -511,8 +511,10 @@ NEED = (
     "24.0 GiB are needed (image registry.lab:5000/lab/vllm:1 12.0 GiB, weights of lab/tiny-llama 12.0 GiB), the "
     "toolkit has"
 )
-HAVE = "5.0 GiB (images 3.0 GiB, weights and content store 2.0 GiB), prune.yml would free 3.0 GiB at most."
-PRUNE = "Make room: run prune.yml --limit n1 -e apply=true (without apply it only shows what goes); or"
+HAVE = "5.0 GiB (images 3.0 GiB, weights and content store 2.0 GiB); prune.yml would free at most 3.0 GiB."
+PRUNE = (
+    "Make room: run prune.yml --limit n1 -e apply=true (without apply it only lists what it would remove); or"
+)
 RAISE = "aise store_quota, or give this host fewer deployments."
 
 
@@ -541,8 +543,8 @@ RAISE = "aise store_quota, or give this host fewer deployments."
         (
             24,
             {},
-            f"store_quota allows 24.0 GiB: {NEED} 0 B (images 0 B, weights and content store 0 B), "
-            f"prune.yml would free 0 B at most. R{RAISE}",
+            f"store_quota allows 24.0 GiB: {NEED} 0 B (images 0 B, weights and content store 0 B); "
+            f"prune.yml would free at most 0 B. R{RAISE}",
         ),
     ],
 )

@@ -33,7 +33,7 @@ def test_memory_and_compute_mode() -> None:
     host = planned(node(), gpu_partition_compute="CPX", gpu_partition_memory="NPS4")
     assert actions(host) == ["memory_partition 8 GPUs", "compute_partition 8 GPUs"]
     assert [(item["before"], item["after"]) for item in host["actions"]] == [
-        ("NPS1", "NPS4, reloads the driver"),
+        ("NPS1", "NPS4, which reloads the driver"),
         ("SPX", "CPX"),
     ]
     assert host["partition"]["memory"] == "NPS4"
@@ -68,7 +68,7 @@ def test_an_offline_plan_shows_modes_and_reloads(modes: dict[str, str], expected
         f"{kind}_partition" for kind in expected
     ]
     text = explain(found)
-    changed = "memory partition 8 GPUs: NPS1, as is assumed → NPS4, reloads the driver"
+    changed = "memory partition 8 GPUs: NPS1, as is assumed → NPS4, which reloads the driver"
     assert (changed in text) == ("memory" in expected)
     # A host in other modes is changed all the same, which is said where a mode is asked for.
     assert ("changing the memory mode reloads the driver" in " ".join(text.split())) == bool(modes)

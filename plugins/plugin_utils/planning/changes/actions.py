@@ -44,12 +44,12 @@ class ImageStep:
     build: Build | None
     offered: bool = False  # other hosts get it from here
     source: str = ""  # the host that has or builds it for this one
-    image_id: str = ""  # of a build, the one that all hosts have
-    of_build: bool = False  # it is pulled from the registry to which a host has pushed what it built
+    image_id: str = ""  # of a build: the id of the image that all hosts have
+    of_build: bool = False  # pulled from the registry to which a host has pushed its build
 
     @property
     def awaited(self) -> bool:
-        """Another host pushes it in this run; what to pull is planned afterwards."""
+        """Return whether another host pushes it in this run; the pull is planned afterwards."""
         return bool(self.source and self.build and self.build.push_to)
 
     def to_json(self) -> dict[str, Any]:
@@ -73,10 +73,10 @@ class ImageStep:
 
 @dataclass(frozen=True)
 class ModelStep(JsonRecord, omit=("hashes", "verify", "offered", "offline"), add=("bytes",)):
-    """Weights to download; or, if they are present, to verify by their content: the arguments of the role hf_model.
+    """Weights to download or, if they are present, to verify by their content: the arguments of the role hf_model.
 
-    commit: empty in a plan made without network and pin. image: the one in which it is fetched. hashes: of the files'
-    content; none for files whose hash is not known. verify: they are there, and are compared by their content.
+    commit: empty in a plan made without network and pin. image: in which they are fetched. hashes: of the files'
+    content; none for files whose hash is not known. verify: the weights are present, and their content is compared.
     """
 
     repo: str
@@ -91,7 +91,7 @@ class ModelStep(JsonRecord, omit=("hashes", "verify", "offered", "offline"), add
     hashes: Mapping[str, str]
     verify: bool = False
     offered: bool = False  # other hosts get it from here
-    offline: bool = False  # no hub is asked
+    offline: bool = False  # no hub is contacted
 
     @property
     def bytes(self) -> int:
@@ -116,7 +116,7 @@ def docker_engine(host: Host) -> Action | None:
 
 
 def build_tools(host: Host, images: Iterable[ImageStep]) -> tuple[Action, tuple[str, ...]] | None:
-    """Return the action and the packages that the host lacks to build its images; None if it lacks none."""
+    """Return the action and the packages that the host is missing to build its images; None if it has all of them."""
     if not any(image.build for image in images):
         return None
     packages = build_packages(host.state)
@@ -155,9 +155,9 @@ def numa_balancing(host: Host) -> Action | None:
 def instance_key(host: Host, key: InstanceKey, stored: bool = False) -> Action | None:
     """Return the action that installs the load balancers' key, if the host has instances behind them.
 
-    One that runs takes the new key beside its own: as well one that this run stops, which serves until then. Where
-    load_balancer_instance_auth is false, no new one asks for a key; but one that was started before does, so a host
-    that has a key keeps up with the balancers'. stored: the host gets such instances as they were recorded.
+    A running instance accepts the new key in addition to its own, including one that this run stops, as it serves until
+    then. With load_balancer_instance_auth: false, new instances do not ask for a key; but those started earlier do, so
+    a host that has a key is kept in step with the load balancers'. stored: the host gets such instances as recorded.
     """
     before = host.state.instance_key if host.state else "unknown"
     balanced = stored or any(item.endpoint for item in host.deployments) or _balanced_at_present(host)
@@ -199,7 +199,7 @@ def partition(host: Host, assumed: tuple[str, str] = ("", "")) -> tuple[Action, 
         compute, memory = [gpu.compute or "" for gpu in state.gpus], [gpu.memory or "" for gpu in state.gpus]
     found = []
     if settings.memory and any(mode != settings.memory for mode in memory):
-        after = f"{settings.memory}, reloads the driver"
+        after = f"{settings.memory}, which reloads the driver"
         variable = "gpu_partition_memory"
         found.append(
             _partition(host, "memory_partition", _modes(host, memory), after, variable, settings.memory)
@@ -223,8 +223,8 @@ def unfinished_partition(
 ) -> tuple[Action, ...]:
     """Return the action that finishes a change of modes after which instances of the earlier modes came back.
 
-    They are known by the record of what they run: it was made for other modes than the GPUs have, and differs from what
-    the host is to run. modes: of the host's GPUs. left: instances that stay as they are.
+    They are recognised by the record of what they run: it was made for other modes than the GPUs have, and differs
+    from what the host is to run. modes: of the host's GPUs. left: instances that stay as they are.
     """
     if host.state is None or not (host.settings.compute or host.settings.memory):
         return ()
@@ -275,7 +275,7 @@ def stop_action(running: ObservedInstance) -> Action:
 
 
 def images(host: Host, lock: Lock, unknown: Collection[str] = ()) -> tuple[tuple[ImageStep, Action], ...]:
-    """Return the images that the host's deployments need and its Docker lacks, each once.
+    """Return the images that the host's deployments need and its Docker does not have, each once.
 
     `unknown` are references of images that must be probed; pulling an image also probes it.
     """
@@ -327,10 +327,10 @@ def _image_step(host: Host, deployment: Deployment, lock: Lock) -> ImageStep:
 
 
 def _pull_step(host: Host, called: str, name: str, amount: int | None) -> ImageStep:
-    """Return the pull of repository@digest, from where this host pulls it. called: its name for people."""
+    """Return the pull of repository@digest, from where this host pulls it. called: its name in messages."""
     ref = parse_ref(name)
     pull = pulled_name(ref, ref.digest, host.settings.overrides, host.state)
-    # What a bundle brought stays in the content store, for hosts that come later.
+    # What came in a bundle stays in the content store, for hosts that join later.
     kept = host.settings.air_gap and host.state is not None and image_name(ref.digest) in host.state.stored
     return ImageStep(called, pull, ref.digest, amount, parse_ref(pull).registry, None, kept)
 
@@ -359,7 +359,7 @@ def _snapshots(host: Host, wanted: ModelRepository, pin: ModelPin) -> Iterator[C
 
 
 def downloads(host: Host, lock: Lock) -> Iterator[Download]:
-    """Yield what models() downloads, for each deployment that needs it."""
+    """Yield the downloads that models() plans, for each deployment that needs one."""
     for deployment in host.deployments:
         for wanted in required_repositories(deployment):
             pin = lock.model(host.settings.endpoint, wanted.repo, wanted.revision)
@@ -368,7 +368,7 @@ def downloads(host: Host, lock: Lock) -> Iterator[Download]:
 
 
 def models(host: Host, lock: Lock, image_of: Mapping[str, str]) -> tuple[tuple[ModelStep, Action], ...]:
-    """Return the weights that the host's deployments need and its cache lacks; one download per commit.
+    """Return the weights that the host's deployments need and its cache does not have; one download per commit.
 
     Deployments that need different files of one commit share one download of all of them, as a snapshot has one marker.
     `image_of` names the image that downloads a deployment's weights.
@@ -444,18 +444,20 @@ def _model_step(host: Host, users: Sequence[ModelRepository], pin: ModelPin, ima
 def _verification(
     host: Host, wanted: ModelRepository, pin: ModelPin, image: str
 ) -> Iterator[tuple[ModelStep, Action]]:
-    """Yield the step that compares the content of complete weights: if asked to, or if nobody ever did."""
+    """Yield the step that verifies the content of complete weights: if requested, or if it was never verified."""
     there = next(iter(_snapshots(host, wanted, pin)), None)
     if there is None or not pin.files or (there.verified and not host.settings.verify):
         return
     files = pin.selection(there.exclude, there.include)
     step = _step(host, wanted, pin, image, files, there.exclude, there.include)
-    before = "verified when it was fetched" if there.verified else "fetched, its content never verified"
+    before = (
+        "verified when it was fetched" if there.verified else "fetched, but its content was never verified"
+    )
     after = f"verified by content, {size(sum(files.values()))} to read"
     reason = (
         "verify is true"
         if host.settings.verify
-        else "an earlier release compared only the sizes of its files"
+        else "an earlier release compared only the sizes of the files"
     )
     action = Action("verify_model", "hf_model", _model_name(step), before, after, reason, HUB)
     yield replace(step, verify=True), action
@@ -527,7 +529,7 @@ def server(
         )
     if running.artefact_hash != spec:
         reason = (
-            "its files are missing on the node"
+            "its files are missing from the node"
             if running.artefact_hash is None
             else f"its files were changed on the node{_changed_files(file_hashes, running)}"
         )
@@ -545,10 +547,10 @@ def server(
 
 
 def restart_policy(running: ObservedInstance | None) -> Action | None:
-    """Return the action that gives a running instance its restart policy back; None if it has it."""
+    """Return the action that restores a running instance's restart policy; None if it has it."""
     if running is None or running.policy is None or running.own_policy in ("", running.policy):
         return None
-    reason = "a run that was to stop it did not end: Docker would not start it again"
+    reason = "a run that was to stop it was interrupted, so Docker would not restart it"
     before, after = running.policy, running.own_policy
     return Action("restart_policy", "vllm_serve", running.name, before, after, reason, "runtime.restart")
 
@@ -558,14 +560,14 @@ def _gave_up(running: ObservedInstance) -> bool:
 
 
 def _why_down(running: ObservedInstance) -> str:
-    """Return why an instance does not serve, with the first failure in its supervisor's record."""
+    """Return why an instance does not serve, with the first failure that its supervisor recorded."""
     said = running.supervisor
     cause = f"{said.cause.kind}: {said.cause.line}" if said and said.cause else ""
     if said and _gave_up(running):
         return f"it gave up after {said.failures} failures: {cause}"
     if running.state == "restarting":
         return "it fails and is being restarted" + (f": {cause}" if cause else "")
-    return "it does not run" + (f"; it failed: {cause}" if cause else "")
+    return "it is not running" + (f"; it failed: {cause}" if cause else "")
 
 
 def _container_state(running: ObservedInstance) -> str:

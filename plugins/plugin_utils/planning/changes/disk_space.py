@@ -13,7 +13,7 @@ from ..desired.fleet import Host
 from ..observed.node_state import Disk
 from ..pins.lockfile import Lock
 from .actions import ImageStep, ModelStep
-from .removable import removable
+from .removable import removable_directories
 
 
 def check_disk(
@@ -36,7 +36,7 @@ def check_disk(
         if image.bytes is not None:
             needs.append((root, image.bytes * UNPACK_FACTOR, f"image {image.ref}"))
     for model in models:
-        left = 0 if linked(host, model) else max(0, model.bytes - _partial(host, model))
+        left = 0 if is_linked(host, model) else max(0, model.bytes - _partial(host, model))
         needs.append((model.cache_dir, left, f"weights of {model.repo}"))
     needs.extend((DATA_DIR, amount, what) for what, amount in arriving)
     by_device: dict[int, list[tuple[str, int, str]]] = {}
@@ -49,7 +49,7 @@ def check_disk(
         disks[disk.device] = disk
         by_device.setdefault(disk.device, []).append((path, amount, what))
     problems: list[Problem] = []
-    spare = removable(host, lock)
+    spare = removable_directories(host, lock)
     for device, entries in sorted(by_device.items()):
         need, free = sum(amount for _path, amount, _what in entries), disks[device].free_bytes
         if need <= free:
@@ -57,14 +57,14 @@ def check_disk(
         paths = " and ".join(dict.fromkeys(path for path, *_unused in entries))
         parts = ", ".join(f"{what} {size(amount)}" for _path, amount, what in entries)
         gain = sum(amount for path, amount in spare if _device(host.state.disks, path) == device)
-        freed = f", prune.yml would free {size(gain)} at most" if gain else ""
+        freed = f"; prune.yml would free at most {size(gain)}" if gain else ""
         what = f"not enough disk space for {paths}: {size(need)} are needed ({parts}), {size(free)} are free{freed}."
         problems.append(Problem((), what, _fix(host, entries, root, bool(gain)), (host.name,)))
     return tuple(problems), tuple(warnings)
 
 
-def linked(host: Host, model: ModelStep) -> bool:
-    """Return whether the content store has the files, and on the cache's file system, where links take no space."""
+def is_linked(host: Host, model: ModelStep) -> bool:
+    """Return whether the content store has the files on the cache's file system, where links take no space."""
     state = host.state
     if state is None or not state.stored or not model.files:
         return False
@@ -76,7 +76,7 @@ def linked(host: Host, model: ModelStep) -> bool:
 
 def _fix(host: Host, entries: Iterable[tuple[str, int, str]], root: str, prune: bool) -> str:
     paths = {path for path, *_unused in entries}
-    ways = [f"remove what nothing refers to (prune.yml --limit {host.name} shows it)"] if prune else []
+    ways = [f"remove what nothing uses (prune.yml --limit {host.name} lists it)"] if prune else []
     if root in paths:
         ways.append("move Docker's data-root to a larger file system")
     if paths - {root, DATA_DIR}:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan downloads of hubs, and the terms of it, which are known before the first byte."""
+"""Record what a plan downloads from hubs, and on what terms, which are known before the first byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..pins.model_card import CardTerms
 from ..tuning.companion_models import ModelRepository
 
 SHOWN = 3
-"""Names that a message lists."""
+"""How many names a message lists."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Download:
 
 @dataclass(frozen=True)
 class StatedLicense:
-    """A licence that a download is under. of: the repository that states it. accepted: on all its hosts."""
+    """A licence of a download. of: the repository that states it. accepted: on all its hosts."""
 
     license: License
     of: CardTerms
@@ -42,9 +42,9 @@ class StatedLicense:
 class DownloadTerms:
     """What is known before a repository is downloaded.
 
-    uses: (role, deployment) pairs. known: the card was read; otherwise licences are what the catalogue says by the
-    name. scan: of the hub, in words. omitted: number and bytes of pickles that are not downloaded. loaded: pickles
-    that a server loads. code: its Python files with their hashes, if the deployment runs them.
+    uses: (role, deployment) pairs. known: the card was read; otherwise the catalogue names the licences, by the
+    repository's name. scan: the hub's result, in words. omitted: number and bytes of pickles that are not downloaded.
+    loaded: pickles that a server loads. code: its Python files with their hashes, if the deployment runs them.
     """
 
     repo: str
@@ -90,7 +90,7 @@ class DownloadTerms:
 
 @dataclass(frozen=True)
 class JudgedDownloads:
-    """What a plan downloads, what must not be, and what should be known."""
+    """What a plan downloads, what must not be downloaded, and what the operator should know."""
 
     downloads: tuple[DownloadTerms, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -102,7 +102,7 @@ def names_of(group: Iterable[Download]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(item.host.name for item in group))
 
 
-def some(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first of many names, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -12,12 +12,12 @@ from ..desired.fleet import Host
 from ..observed.node_state import NodeState
 from ..pins.lockfile import Lock
 from .actions import ImageStep, ModelStep
-from .disk_space import disk_of, linked
-from .removable import removable
+from .disk_space import disk_of, is_linked
+from .removable import removable_directories
 
 
 def image_bytes(state: NodeState) -> int:
-    """Return the bytes of the toolkit's images, which it built or has read, as Docker lists them unpacked."""
+    """Return the bytes of the images that the toolkit built or inspected, as Docker lists them unpacked."""
     return sum(item.bytes for item in state.images if item.build or item.software is not None)
 
 
@@ -28,7 +28,7 @@ def check_quota(
     arriving: Iterable[tuple[str, int]],
     lock: Lock,
 ) -> tuple[Problem, ...]:
-    """Return a problem if images and weights that the host lacks would exceed its quota.
+    """Return a problem if images and weights that the host still needs would exceed its quota.
 
     arriving: names and bytes of models that come from other hosts of the fleet.
     """
@@ -42,20 +42,22 @@ def check_quota(
     have = own + state.held_bytes
     if not need or have + need <= quota:
         return ()
-    gain = min(have, sum(amount for _path, amount in removable(host, lock)))
+    gain = min(have, sum(amount for _path, amount in removable_directories(host, lock)))
     parts = ", ".join(f"{what} {size(amount)}" for what, amount in needs)
     what = (
         f"store_quota allows {size(quota)}: {size(need)} are needed ({parts}), the toolkit has {size(have)} (images "
-        f"{size(own)}, weights and content store {size(state.held_bytes)}), prune.yml would free {size(gain)} at most."
+        f"{size(own)}, weights and content store {size(state.held_bytes)}); prune.yml would free at most {size(gain)}."
     )
     enough = have + need - gain <= quota
-    prune = f"run prune.yml --limit {host.name} -e apply=true (without apply it only shows what goes)"
+    prune = (
+        f"run prune.yml --limit {host.name} -e apply=true (without apply it only lists what it would remove)"
+    )
     other = "raise store_quota, or give this host fewer deployments."
     ways = f"Make room: {prune}; or {other}" if enough else f"{other[0].upper()}{other[1:]}"
     return (Problem((), what, ways, (host.name,)),)
 
 
 def _own(host: Host, state: NodeState, model: ModelStep) -> bool:
-    """Return whether a download takes space of this host: no link, and no file system that others share."""
+    """Return whether a download takes space on this host: not if it is linked, or on a file system of the network."""
     disk = disk_of(state.disks, model.cache_dir)
-    return not linked(host, model) and not (disk and disk.network)
+    return not is_linked(host, model) and not (disk and disk.network)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate what prune.yml would free on a host, from what a plan has read of it anyway. Pure."""
+"""Estimate what prune.yml would free on a host, from what a plan has already read of it. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..pins.lockfile import Lock
 from ..pins.prune_roots import kept_images, kept_weights, pushed_repositories
 
 
-def removable(host: Host, lock: Lock) -> list[tuple[str, int]]:
-    """Return directories of images and of weights, with the bytes that nothing refers to there.
+def removable_directories(host: Host, lock: Lock) -> list[tuple[str, int]]:
+    """Return directories of images and of weights, each with the bytes there that nothing uses.
 
-    It is an upper bound: images share layers, and weights files; and only the host knows other tools' containers.
+    It is an upper bound: images share layers, and weights share files; only the host knows other tools' containers.
     """
     state = host.state
     if state is None:

@@ -141,7 +141,7 @@ def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping
         return "its files are current, but the run that wrote them has not ended"
     if observed.applied != spec_hash(wanted):
         return "its files are current, but the running HAProxy has not loaded them"
-    return "" if observed.running else "it does not run"
+    return "" if observed.running else "it is not running"
 
 
 def _changed_servers(before: Iterable[BackendServer], after: Iterable[BackendServer]) -> str:

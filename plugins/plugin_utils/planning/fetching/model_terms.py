@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ....module_utils.common.errors import Path, Problem
 from ...knowledge.catalog.licenses import LicenseBook
-from ..changes.downloads import Download, DownloadTerms, JudgedDownloads, names_of, some
+from ..changes.downloads import Download, DownloadTerms, JudgedDownloads, first_names, names_of
 from ..desired.deployment import Deployment
 from ..desired.fleet import Host
 from ..desired.weights_formats import SAFE, loaded_pickles, pickles
@@ -73,14 +73,14 @@ def _refusals(terms: DownloadTerms, group: Sequence[Download]) -> Iterator[Probl
         path for path, word in (pin.card.issues if pin.card else ()) if word in UNSAFE and path in files
     ]
     if unsafe:
-        what = f"the hub's scan calls {some(unsafe)} of {wanted.repo} unsafe."
+        what = f"the hub's scan calls {first_names(unsafe)} of {wanted.repo} unsafe."
         fix = "Use another repository or revision; or leave the file out with exclude, if nothing needs it."
         yield Problem(wanted.path, what, fix, hosts)
     if wanted.any_format:
         return
     fix = "if you trust its publisher, set weights_formats: any in the deployment."
     if terms.loaded:
-        names = some(terms.loaded)
+        names = first_names(terms.loaded)
         what = f"{wanted.repo} has its weights only as pickles ({names}), and loading one can run any code."
         yield Problem(wanted.path, what, f"Use a repository or revision with safetensors; {fix}", hosts)
     elif _pickle_loader(deployment) and pickles(pin.selection((), ())):
@@ -111,7 +111,7 @@ def _code_elsewhere(item: Download) -> Iterator[str]:
     others = sorted({text.partition("--")[0] for text in named if isinstance(text, str) and "--" in text})
     if others:
         yield (
-            f"{item.wanted.repo} runs code of {some(others)}, which is neither pinned nor downloaded: without a "
+            f"{item.wanted.repo} runs code of {first_names(others)}, which is neither pinned nor downloaded: without a "
             "network its server does not start. Use a repository that holds its code"
         )
 
@@ -123,6 +123,6 @@ def _scan_text(pin: ModelPin, files: Mapping[str, int]) -> str:
     issues = [f"{path} ({word})" for path, word in card.issues if path in files]
     state = "" if card.scanned else "not complete, "
     if issues:
-        return f"{state}reports {some(issues)}"
+        return f"{state}reports {first_names(issues)}"
     others = f" in what is downloaded ({len(card.issues)} elsewhere)" if card.issues else ""
     return f"{state}nothing found{others}"
