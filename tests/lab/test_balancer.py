@@ -311,7 +311,7 @@ def test_secrets_are_replaced_without_a_lost_request(endpoint: Endpoint) -> None
     endpoint.secrets.rename(kept)
     refused = lab.play("site", "--skip-tags", "benchmark")
     assert (refused.rc, refused.changed(), endpoint.secrets.exists()) == (2, [], False)
-    assert refused.out.count("To replace them all the same: -e new_secrets=") == 3
+    assert refused.out.count("To replace them anyway: -e new_secrets=") == 3
     kept.rename(endpoint.secrets)
 
     old, old_key = endpoint.instance_key, endpoint.key

@@ -256,7 +256,7 @@ def in_modes(*modes: tuple[str, str | None]) -> dict[str, Any]:
                 (
                     "memory_partition", "2 GPUs", "NPS1", "NPS4, which reloads the driver",
                     "gpu_partition_memory is NPS4",
-                ),  # fmt: skip
+                ),
                 ("compute_partition", "2 GPUs", "SPX", "CPX", "gpu_partition_compute is CPX"),
             ],
         ),

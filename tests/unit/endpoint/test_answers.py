@@ -26,7 +26,7 @@ CASES: dict[str, tuple[list[Any], str, str]] = {
         [{**ONE, **OFF}, TWO],
         "",
         "Set in lb2, but not in all load balancers: lb1: No route to host. On its host, systemctl status "
-        "instinct-balancer tells more. When it answers, run the same command again.",
+        "instinct-balancer says more. When it answers, run the same command again.",
     ),
     "one refuses": (
         [{**ONE, "failed": True, "msg": "Not in service after 300 s: a."}, TWO],
@@ -47,14 +47,14 @@ CASES: dict[str, tuple[list[Any], str, str]] = {
         [ONE, {**TWO, **DOWN}],
         "",
         "Set in lb1, but not in all load balancers: lb2: HAProxy does not answer. On its host, systemctl status "
-        "instinct-balancer tells more. When it answers, run the same command again.",
+        "instinct-balancer says more. When it answers, run the same command again.",
     ),
     "none": (
         [{**ONE, **OFF}, {**TWO, **DOWN}],
         "No load balancer answers: lb1: No route to host; lb2: HAProxy does not answer. On its host, systemctl status "
-        "instinct-balancer tells more. Bring one back, and run the same command again.",
+        "instinct-balancer says more. Bring one back, and run the same command again.",
         "No load balancer answers: lb1: No route to host; lb2: HAProxy does not answer. On its host, systemctl status "
-        "instinct-balancer tells more. Bring one back, and run the same command again.",
+        "instinct-balancer says more. Bring one back, and run the same command again.",
     ),
 }
 

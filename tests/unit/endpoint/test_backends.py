@@ -112,7 +112,7 @@ def test_a_backend_keeps_its_name(
          ["x, y: requests go to the instance with the fewest requests, as routing by prefix needs names that all "
           "instances of x, y have"]),
         ([server("a", "x", weight=2), server("b", "x")], {"a", "b"}, [True],
-         ["x: vllm-router has no weights; they count only for requests that it does not place"]),
+         ["x: vllm-router ignores weights; they apply only to requests that it does not route"]),
         ([server("a", "x", weight=2), server("b", "x")], set(), [False], []),
         ([server("a", "x", weight=2)], {"a"}, [True], []),
     ],

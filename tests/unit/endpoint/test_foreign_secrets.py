@@ -132,9 +132,9 @@ def test_who_is_refused(
 def test_the_message_says_where_and_what_to_do() -> None:
     problem = foreign_secrets([lb(observed())], {}, EMPTY)[0]
     assert problem.text() == (
-        "new_secrets (host lb): the fleet has the API keys of its clients, and .secrets/api-keys.yml does not exist. "
-        "With others, clients get 401 until they have another key. Bring .secrets from the checkout that deployed the "
-        "fleet, or fetch what the hosts have: playbooks/fetch_secrets.yml. To replace them all the same: "
+        "new_secrets (host lb): the fleet has the API keys of its clients, but .secrets/api-keys.yml does not exist. "
+        "With others, clients get 401 until they have another key. Copy .secrets from the checkout that deployed the "
+        "fleet, or fetch what the hosts have: playbooks/fetch_secrets.yml. To replace them anyway: "
         "-e new_secrets=api_keys (docs/runbooks/endpoint.md)."
     )
 
@@ -243,7 +243,7 @@ def test_the_instances_key_is_replaced_once_and_only_by_a_run_that_applies(tmp_p
     load_endpoint(there, ["n1"], tmp_path, make, Files())
     assert own.read_text() == new
     own.write_text(f"{KEY}\n")
-    with pytest.raises(FleetError, match="would go on sending the old key"):
+    with pytest.raises(FleetError, match="would keep sending the old key"):
         load_endpoint((*there, lb(None, "lb-2")), ["n1"], tmp_path, make, Files())
 
 

@@ -50,10 +50,10 @@ def test_the_only_one_is_listed_and_counts_as_nothing() -> None:
     assert "nothing to do" in text
     (item,) = done.plan.former
     assert item.text == (
-        "n1 is not in the group load_balancer, but its load balancer listens at 0.0.0.0:8443, and sends requests to 4 "
+        "n1 is not in the group load_balancer, but its load balancer listens at 0.0.0.0:8443 and sends requests to 4 "
         "instances (services instinct-balancer, instinct-balancer-agent; keys in /etc/instinct-fleet/balancer). It is "
-        "the only one: without it, clients reach instances on their own hosts alone. To take it down: site.yml -e "
-        "remove_load_balancer=true; to keep it: put the host back into the group."
+        "the only one: without it, clients can reach instances only directly, on their hosts. To take it down: "
+        "site.yml -e remove_load_balancer=true. To keep it: put the host back in the group."
     )
     assert item.text[:60] in text
     assert done.plan.to_json()["former_balancers"]["n1"]["actions"] == []
@@ -85,7 +85,7 @@ def test_it_is_taken_down_before_instances_change_and_once() -> None:
 def test_not_before_another_one_serves() -> None:
     done, _unused, _site = left(balancers=ELSEWHERE, options=REMOVE)
     assert [item.phase for item in done.plan.former] == ["after"]
-    assert "clients use https://192.0.2.1:8443." in done.plan.former[0].text
+    assert "clients should use https://192.0.2.1:8443." in done.plan.former[0].text
     assert done.simulate().violations == ()
     inventory, site = after_the_edit(balancers=ELSEWHERE)
     assert [item.phase for item in planned(inventory, site, **REMOVE).plan.former] == ["before"]
@@ -103,7 +103,7 @@ def test_a_run_that_forgets_to_take_it_down_breaks_a_rule() -> None:
     [
         (None, []),  # nothing was ever there
         ({**NEVER, "installed": True}, []),  # the distribution's HAProxy alone
-        ({**NEVER, "files": {"haproxy.cfg": "0"}}, ["does not run"]),
+        ({**NEVER, "files": {"haproxy.cfg": "0"}}, ["is not running"]),
         ({**NEVER, "files": {"keepalived.conf": "0"}, "running": True}, ["instinct-balancer-address"]),
         ({**NEVER, "files": {"x": "0"}, "running": True, "config": {"routers": {"m": 8410}}}, ["-router"]),
         ({**NEVER, "files": {"x": "0"}, "config": {"backends": [{}]}}, ["cannot be read"]),

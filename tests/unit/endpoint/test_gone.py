@@ -70,8 +70,8 @@ def test_which_servers_are_drained_before_they_are_forgotten(
 # ---- what is said of hosts that left -----------------------------------------------------------------
 
 TWO = (server("n9", "llama-10"), server("n9", "llama-2"))
-RUN = "{count} keep{s} running there with the GPUs;"
-DRAINED = "the instances there (llama-2, llama-10) are drained; unless they were stopped, they keep running;"
+RUN = "{count} keep{s} running there and using the GPUs."
+DRAINED = "the instances there (llama-2, llama-10) are drained; unless they were stopped, they keep running."
 
 
 def balancers(*drains: set[str], servers: tuple[BackendServer, ...] = TWO) -> list[Any]:
@@ -101,9 +101,9 @@ ALL = {one.name for one in TWO}
 )
 def test_what_stays_on_a_host_that_left(lbs: list[Any], said: str) -> None:
     (text,) = departures(lbs, {"n1"})
-    assert text.startswith(f"n9 left the inventory: {said} the instances' key")
+    assert text.startswith(f"n9 left the inventory: {said} The instances' key")
     assert departures(lbs, {"n1", "n9"}) == []
-    assert departures([(there, TWO) for there, _after in lbs], {"n1"}) == []  # asked under another name
+    assert departures([(there, TWO) for there, _after in lbs], {"n1"}) == []  # reached under another name
 
 
 def test_a_load_balancer_that_was_not_seen_tells_nothing() -> None:

@@ -40,7 +40,7 @@ def drawn(name: str = "llama", model: str = "m", host: str = "n1", address: str 
 @pytest.mark.parametrize("place", ["name", "model", "host", "address"])
 @pytest.mark.parametrize("text", [LEAK, "a\rb", "a\x00b", "a\x1bb", "a\tb", "a\x7fb"])
 def test_a_control_character_is_an_error_wherever_it_stands(place: str, text: str) -> None:
-    with pytest.raises(FleetError, match="holds a control character") as error:
+    with pytest.raises(FleetError, match="contains a control character") as error:
         drawn(**{place: text})
     assert "\n" not in str(error.value)
 

@@ -154,7 +154,7 @@ def test_the_address(settings: dict[str, Any], url: str) -> None:
 # ---- what is to be done ------------------------------------------------------------------------------
 
 NEW_HOST = "the host is in the group load_balancer and has no load balancer yet"
-SPREADS = "it spreads requests over the instances"
+SPREADS = "it distributes requests among the instances"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_file_with_other_content(name: str) -> None:
     assert host.observed
     files = {**host.observed.files, name: "else"}
     (action,) = planned(lb(ObservedBalancer(**{**vars(host.observed), "files": files})), ONE)[0].actions
-    assert action.reason == f"other content of {name}"
+    assert action.reason == f"the content of {name} changes"
 
 
 def test_files_that_are_missing_or_too_many() -> None:
@@ -228,7 +228,7 @@ def test_files_that_are_missing_or_too_many() -> None:
     files = {**host.observed.files, "left.over": "x"}
     del files["agent.py"]
     (action,) = planned(lb(ObservedBalancer(**{**vars(host.observed), "files": files})), ONE)[0].actions
-    assert action.reason == "other content of agent.py, left.over"
+    assert action.reason == "the content of agent.py, left.over changes"
 
 
 @pytest.mark.parametrize(("count", "text"), [(4, "{0}, {1}, {2}, {3}"), (5, "{0}, {1}, {2}, … (5)")])
@@ -384,14 +384,14 @@ METRICS = "the load balancer's metrics can be read by anyone who reaches its hos
             {},
             OUT,
             [
-                f"{N2} has been drained since 2026-11-21T19:00:00Z; run playbooks/undrain.yml to return it to service"
+                f"{N2} has been drained since 2026-11-21T19:00:00Z: run playbooks/undrain.yml to return it to service"
             ],
         ),
         (
             {},
             {N1: {"by": "operator"}},
             [
-                f"{N1} has been drained since an unknown time; run playbooks/undrain.yml to return it to service"
+                f"{N1} has been drained since an unknown time: run playbooks/undrain.yml to return it to service"
             ],
         ),
     ],
@@ -450,7 +450,7 @@ def test_without_a_balancer_nothing_is_warned_about() -> None:
     plans, problems, warnings = plan_balancers(EndpointInputs((absent,), BOTH, assets), [open_one])
     assert (plans, problems) == ((), ())
     assert warnings[0] == (
-        "load balancer lb keeps its configuration, and instances are stopped without being drained from it: it is off. "
+        "load balancer lb keeps its configuration, and instances stop without being drained from it: it is off. "
         "When it is back, run site.yml: it writes lb's configuration"
     )
 

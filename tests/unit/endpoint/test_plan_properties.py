@@ -102,7 +102,7 @@ def test_all_instances_of_all_hosts() -> None:
         ("n2.llama-1:8001", "192.0.2.12", 8001),
     ]
     assert actions(plan) == [
-        "haproxy haproxy: it spreads requests over the instances",
+        "haproxy haproxy: it distributes requests among the instances",
         "balancer https://192.0.2.1:8443: the host is in the group load_balancer and has no load balancer yet",
     ]
     text = explain(plan)
@@ -126,7 +126,7 @@ def test_nothing_differs_after_a_run() -> None:
     ("changes", "reason"),
     [
         ({"running": False}, "it is not running"),
-        ({"applied": None}, "its files are current, but the run that wrote them has not ended"),
+        ({"applied": None}, "its files are current, but the run that wrote them did not finish"),
         ({"applied": "0" * 64}, "its files are current, but the running HAProxy has not loaded them"),
         ({"files": {}}, "the host is in the group load_balancer and has no load balancer yet"),
     ],
@@ -145,7 +145,7 @@ def test_a_file_that_was_changed_by_hand() -> None:
     there = applied(planned(states, [deployment()]).balancers[0])
     there["files"]["keys.map"] = text_hash("other")
     assert actions(planned(states, [deployment()], host(there))) == [
-        "balancer https://192.0.2.1:8443: other content of keys.map"
+        "balancer https://192.0.2.1:8443: the content of keys.map changes"
     ]
 
 
@@ -184,7 +184,7 @@ def test_hosts_that_are_not_planned_keep_what_the_balancer_has_of_them() -> None
     removed = planned(limited, [deployment()], host(there))
     assert actions(removed) == [
         "drain 1 instance of n2: the host left the inventory; running requests finish before the load balancer "
-        "forgets it",
+        "removes it",
         "balancer https://192.0.2.1:8443: gone: llama/n2.llama-0:8000",
     ]
 
@@ -206,7 +206,7 @@ def test_a_balancer_that_is_not_part_of_the_run() -> None:
     plan = planned(two(), [deployment()], host(absent="it could not be reached"))
     assert plan.balancers == ()
     text = (
-        "load balancer lb keeps its configuration, and instances are stopped without being drained from it: it "
+        "load balancer lb keeps its configuration, and instances stop without being drained from it: it "
         "could not be reached. When it is back, run site.yml: it writes lb's configuration"
     )
     assert text in plan.warnings
@@ -243,7 +243,7 @@ def test_an_instance_that_the_balancer_cannot_reach() -> None:
     only = [deployment(listen="127.0.0.1")]
     assert problems(only) == [
         "vllm_deployments[0].listen (host n1): instances of n1 listen on 127.0.0.1, which load balancer lb cannot "
-        "reach. Listen on an address of the host that the balancer reaches, or set endpoint: false."
+        "reach. Listen on an address of the host that the load balancer reaches, or set endpoint: false."
     ]
     here = planned({"n1": state()}, only, host(name="n1")).balancers[0]
     assert here.backends[0].members[0].address == "127.0.0.1"
@@ -349,7 +349,7 @@ def test_a_new_key_replaces_the_instances_and_is_brought_first() -> None:
     assert [item.kind for item in out.hosts[0].actions] == ["generation", "server"]
     changed = planned({"n1": there}, [deployment()], lb, key=other)
     assert [item.kind for item in changed.hosts[0].actions] == ["instance_key", "generation", "server"]
-    assert actions(changed)[-1].endswith("other content of instance.map")
+    assert actions(changed)[-1].endswith("the content of instance.map changes")
     lost = planned({"n1": {**there, "instance_key": None}}, [deployment()], lb, key=KEY)
     assert [(item.kind, item.before) for item in lost.hosts[0].actions] == [("instance_key", "absent")]
 

@@ -146,7 +146,7 @@ def test_it_is_for_all_load_balancers_and_one_that_is_not_is_told(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("days", "told"),
-    [(0, ""), (794, ""), (796, "ends in 29 days"), (824, "ends in 1 days"), (826, "has ended")],
+    [(0, ""), (794, ""), (796, "expires in 29 days"), (824, "expires in 1 days"), (826, "has expired")],
 )
 @pytest.mark.parametrize("addresses", [(), ("192.0.2.1", "localhost")])
 def test_its_end_is_told_a_month_before(days: int, told: str, addresses: tuple[str, ...]) -> None:
@@ -165,7 +165,7 @@ def test_a_certificate_that_can_sign_is_told(tmp_path: Path) -> None:
     )
     text, now = (tmp_path / "c.pem").read_text(), datetime.datetime.now(datetime.UTC)
     (found,) = certificate_warnings("c.pem", text, ["192.0.2.1"], now)
-    assert "can sign for any name" in found
+    assert "can sign certificates for any name" in found
     assert certificate_warnings("c.pem", text, (), now) == ()
     assert certificate_warnings("c.pem", "no certificate", ["192.0.2.1"], now) == ()
 
@@ -215,7 +215,7 @@ def test_a_certificate_without_its_key(tmp_path: Path) -> None:
     pem = self_signed(["lb.example"])
     (tmp_path / "mine.pem").write_text(pem[: pem.index("-----BEGIN PRIVATE")])
     with pytest.raises(
-        FleetError, match=r"mine.pem contains no private key\. It must contain the certificate"
+        FleetError, match=r"mine.pem does not contain a private key\. It must contain the certificate"
     ):
         made(tmp_path, certificate_file="mine.pem")
     with pytest.raises(FleetError, match=r"no.pem cannot be read: No such file"):

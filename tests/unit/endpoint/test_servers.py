@@ -112,7 +112,7 @@ def test_a_server_of_an_older_release_has_what_its_backend_says() -> None:
 # ---- where an instance is reached --------------------------------------------------------------------
 
 UNREACHED = "which load balancer lb cannot reach"
-NOT_ITS = "which is no address of n1"
+NOT_ITS = "which is not an address of n1"
 
 
 @pytest.mark.parametrize(

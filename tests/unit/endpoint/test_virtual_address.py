@@ -133,7 +133,7 @@ def test_none_is_wanted() -> None:
 
 def test_one_balancer_gains_nothing() -> None:
     (plan,), _ = planned(host())
-    assert [text for text in plan.warnings if "has no use with a single load balancer" in text]
+    assert [text for text in plan.warnings if "is useless with a single load balancer" in text]
     assert "unicast_peer {" not in lines(plan)
 
 

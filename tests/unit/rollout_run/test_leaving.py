@@ -228,9 +228,9 @@ def test_a_plan_says_what_stays_on_the_host() -> None:
     done = after(fleet_of("n1", "n2"), hosts=hosts("n1"))
     (warning,) = [text for text in done.plan.warnings if "left the inventory" in text]
     assert warning == (
-        "n2 left the inventory: 2 containers (llama-0, llama-1) keep running there with the GPUs; the instances' key, "
-        "the host's settings (sysctl, limits, kernel command line), the partition unit, images, weights and content "
-        "store stay there. To remove them, put the host back and run forget.yml "
+        "n2 left the inventory: 2 containers (llama-0, llama-1) keep running there and using the GPUs. The instances' "
+        "key, the host's settings (sysctl, limits, kernel command line), the partition unit, images, weights and "
+        "content store stay there. To remove them, put the host back and run forget.yml "
         "(docs/runbooks/host.md#take-a-host-apart)"
     )
 

@@ -191,7 +191,7 @@ def test_the_client_gets_a_key_and_the_fleets_own_certificate_without_its_privat
 
 
 def test_what_is_not_known_here_is_said_without_a_secret(tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match="only their SHA-256 is known here"):
+    with pytest.raises(FleetError, match="only the SHA-256 hashes of the API keys of load balancer"):
         client_secrets("lb", {}, {"a": HASHED}, Files())  # type: ignore[arg-type]
     with pytest.raises(FleetError, match="cannot be read"):
         client_secrets("lb", {"keys_file": str(tmp_path / "none.yml")}, {}, Files())  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge what load balancers answered to a change of their servers: one that answers suffices. Pure."""
+"""Judge what load balancers answered to a change of their servers: one answer suffices. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ....module_utils.service.endpoint import BALANCER, OPERATOR
 
 @dataclass(frozen=True)
 class Answers:
-    """The load balancers that were set, those that refused, and those that did not answer, with the reasons.
+    """The load balancers that made the change, those that refused it, and those that did not answer, with the reasons.
 
-    kind: the class of the first refusal; "" if it has none.
+    kind: the class of the first refusal; "" without one.
     """
 
     answered: tuple[str, ...]
@@ -24,17 +24,17 @@ class Answers:
 
     @property
     def failure_class(self) -> str:
-        """Return the class of the problem: what a load balancer refuses has its own."""
+        """Return the class of the problem; a refusal has a class of its own."""
         return self.kind if self.refused else BALANCER
 
     def problem(self, by: str) -> str:
-        """Return why a run cannot go on, or what the operator who asked for it still has to do; "" for neither."""
+        """Return why a run cannot continue, or what the operator who started it must still do; "" for neither."""
         if self.refused:
             named = len(self.refused) > 1
             return "; ".join(f"{name}: {why}" if named else why for name, why in self.refused.items())
         if not self.lost:
             return ""
-        text = f"{_reasons(self.lost)} On its host, systemctl status instinct-balancer tells more."
+        text = f"{_reasons(self.lost)} On its host, systemctl status instinct-balancer says more."
         if not self.answered:
             return f"No load balancer answers: {text} Bring one back, and run the same command again."
         if by != OPERATOR:
@@ -43,12 +43,12 @@ class Answers:
         return f"{done} When it answers, run the same command again."
 
     def warnings(self, by: str) -> list[str]:
-        """Return the warnings of a run that goes on without some load balancers."""
+        """Return the warnings of a run that continues without some load balancers."""
         if not self.answered or by == OPERATOR:
             return []
         return [
-            f"load balancer {name} does not answer: {_sentence(why)} {', '.join(self.answered)} does, so the run goes "
-            f"on. When {name} is back, run site.yml: it learns then what changed."
+            f"load balancer {name} does not answer: {_sentence(why)} {', '.join(self.answered)} does, so the run "
+            f"continues. When {name} is back, run site.yml, which tells it what changed."
             for name, why in self.lost.items()
         ]
 
@@ -66,7 +66,7 @@ def answers_of(results: Iterable[Mapping[str, Any]]) -> Answers:
             lost[name] = str(result.get("msg") or "it cannot be reached").strip().partition("\n")[0]
         elif result.get("failed"):
             refused[name] = str(
-                result.get("msg") or result.get("module_stderr") or "it failed without a word"
+                result.get("msg") or result.get("module_stderr") or "it failed without a message"
             ).strip()
             kinds.append(str(result.get("class") or ""))
         else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What load balancers are made with, read on the control node: templates, programs, keys and certificates."""
+"""Read what load balancers are built from, on the control node: templates, programs, keys and certificates."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from .secrets import instance_key, load_secrets, replace_instance_key
 
 
 class VaultReader:
-    """Files of the control node that may be vaulted, read with Ansible's own loader."""
+    """Reads files of the control node that may be vaulted, with Ansible's own loader."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     def text(self, path: Path) -> str:
-        """Return a file's text. Raises OSError, and ValueError where it cannot be decrypted."""
+        """Return a file's text. Raise OSError, or ValueError if it cannot be decrypted."""
         try:
             return str(self._loader.get_text_file_contents(str(path)))
         except AnsibleError:
             raise ValueError(path) from None
 
     def data(self, text: str) -> Any:
-        """Return a text of YAML as plain data. Raises ValueError, which does not hold the text."""
+        """Return YAML text as plain data. Raise ValueError, which does not contain the text."""
         try:
             return to_plain_data(self._loader.load(text), str)
         except AnsibleError:  # its message would show the line
@@ -46,8 +46,8 @@ class VaultReader:
 class SecretsPolicy:
     """What a run may do with secrets.
 
-    make: generate missing ones. replace: kinds of which the fleet may get others. check: refuse a run without those of
-    the fleet. marks: of the keys of the instances, by GPU host.
+    make: generate missing ones. replace: kinds that this run may replace in the fleet. check: refuse a run that has
+    other secrets than the fleet's own. marks: fingerprints of the instances' keys, by GPU host.
     """
 
     make: bool = False
@@ -63,9 +63,9 @@ def load_endpoint(
     policy: SecretsPolicy,
     files: VaultReader,
 ) -> EndpointInputs | None:
-    """Return the load balancers of `hosts` in front of the hosts of `fleet`; None when there are none.
+    """Return the load balancers of `hosts` in front of the hosts of `fleet`; None if there are none.
 
-    Keys and certificates are kept beside the inventory (`base`). Raises FleetError, before any is made.
+    Keys and certificates are kept next to the inventory (`base`). Raise FleetError before any is generated.
     """
     if not hosts:
         return None

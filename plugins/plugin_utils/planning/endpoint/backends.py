@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group the servers of a load balancer by the model names that they are asked for. Pure.
+"""Group the servers of a load balancer by the model names that they serve. Pure.
 
-Deployments that share a model name are one backend: its queue, limits and routing are those of the name. Names that
-only some of a backend's servers have are asked of a subset of it, whose servers follow the states of the backend's.
+Deployments that share a model name are one backend: its queue, limits and routing are those of the name. Requests for a
+name that only some of a backend's servers have go to a subset of it, whose servers follow the states of the backend's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ....module_utils.common.errors import Problem, natural
 from .servers import BackendServer, HostBackends, routable_instances
 
 SUBSET = ".names"
-"""Stands in the names of subsets, behind their backend's."""
+"""Follows the name of the backend in the names of its subsets."""
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Model names that only some of a backend's servers are asked for."""
+    """Model names that only some of a backend's servers serve."""
 
     name: str
     models: tuple[str, ...]
@@ -46,7 +46,7 @@ class Backend:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return all model names that are asked here."""
+        """Return all model names that it serves."""
         return (*self.models, *(name for subset in self.subsets for name in subset.models))
 
 
@@ -62,8 +62,8 @@ def group_servers(
 ) -> tuple[Backend, ...]:
     """Return the backends of these servers, in natural order of their names.
 
-    known: for the name of a server, the backend that it is in now, and stays in. prefix: deployments that are routed by
-    prefix; a backend is if all of its deployments are.
+    known: for the name of a server, the backend where it is now, and stays. prefix: deployments that are routed by
+    prefix; a backend is routed by prefix if all of its deployments are.
     """
     groups = _groups(servers)
     names = _names(groups, known or {})
@@ -97,8 +97,8 @@ def _groups(servers: Iterable[BackendServer]) -> list[tuple[BackendServer, ...]]
 def _names(groups: Sequence[Sequence[BackendServer]], known: Mapping[str, str]) -> list[str]:
     """Return a name for each group, and no name twice.
 
-    It is that of the backend in which most of the group is, else that of its deployments. A group that stays in a
-    backend comes before one that only would have its name.
+    It is that of the backend which has most of the group, else that of its deployments. A group that stays in a backend
+    takes precedence over one that would merely have the same name.
     """
     names: dict[int, str] = {}
     for at, group in enumerate(groups):
@@ -113,7 +113,7 @@ def _names(groups: Sequence[Sequence[BackendServer]], known: Mapping[str, str]) 
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """Return a name that is not taken: this one, or with a number."""
+    """Return a name that is not taken: this one, or this one with a number."""
     return next(
         one
         for one in (name, *(f"{name}:{number}" for number in range(2, len(taken) + 3)))
@@ -138,7 +138,7 @@ def _backend(name: str, members: tuple[BackendServer, ...], prefix: bool) -> Bac
 
 
 def routing_warnings(backends: Iterable[Backend], prefix: Collection[str]) -> Iterator[str]:
-    """Yield where a shared name restricts the routing that deployments ask for. prefix: those routed by prefix."""
+    """Yield a warning if a shared name restricts the routing that deployments want. prefix: those routed by prefix."""
     for backend in backends:
         names = ", ".join(backend.models or backend.names)
         asking = [name for name in backend.deployments if name in prefix]
@@ -155,18 +155,18 @@ def routing_warnings(backends: Iterable[Backend], prefix: Collection[str]) -> It
                 f"all instances of {names} have"
             )
         if backend.prefix and len({server.weight for server in backend.members}) > 1:
-            yield f"{names}: vllm-router has no weights; they count only for requests that it does not place"
+            yield f"{names}: vllm-router ignores weights; they apply only to requests that it does not route"
 
 
 def unprintable_model_names(gpu_hosts: Iterable[HostBackends]) -> Iterable[Problem]:
-    """Yield a problem for each model name that no line of a configuration can hold."""
+    """Yield a problem for each model name that cannot be written in a line of a configuration."""
     for gpu_host in gpu_hosts:
         for item in routable_instances(gpu_host):
             for model in item.models:
                 if not model.isprintable():
                     path = (*item.path, "served_model_name")
-                    what = f"{model!r} holds a control character or another one that cannot be seen."
-                    yield Problem(path, what, "Write it without.", (gpu_host.host,))
+                    what = f"{model!r} contains a control character or another invisible character."
+                    yield Problem(path, what, "Remove it.", (gpu_host.host,))
 
 
 def names_of(backends: Iterable[Backend]) -> dict[str, BackendServer]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run does to a load balancer, and why: desired minus observed. Pure."""
+"""List what a run does to a load balancer, and why: desired minus observed. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ ROLE: Final = "load_balancer"
 class BalancerChange:
     """What changes at a load balancer.
 
-    files: what it is to have; None if keys or the certificate do not exist yet. drain: servers of instances that stop.
-    left: those that an interrupted run left drained. gone: those that nothing needs any more. fleet: all GPU hosts.
+    files: those that it should have; None if keys or the certificate do not exist yet. drain: servers of instances that
+    stop. left: servers that an interrupted run left drained. gone: servers that nothing needs any more. fleet: all GPU
+    hosts.
     """
 
     host: BalancerHost
@@ -54,11 +55,11 @@ def balancer_actions(change: BalancerChange) -> tuple[Action, ...]:
 
 
 def _drains(change: BalancerChange) -> Iterator[Action]:
-    """Yield what is drained: servers of instances that stop, of hosts that left, and of what moved."""
+    """Yield what is drained: servers of instances that stop, of hosts that left, and of instances that moved."""
     reason = "this run stops it; it is drained first, so running requests can finish"
     for name in change.drain:
         yield Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments")
-    reason = "the host left the inventory; running requests finish before the load balancer forgets it"
+    reason = "the host left the inventory; running requests finish before the load balancer removes it"
     leaving: dict[str, list[BackendServer]] = {}
     for server in change.gone.values():
         if server.host not in change.fleet:
@@ -66,7 +67,7 @@ def _drains(change: BalancerChange) -> Iterator[Action]:
     for host, servers in leaving.items():
         target = f"{plural(_count(servers), 'instance')} of {host}"
         yield Action("drain", ROLE, target, "in service", "drained", reason, "the group instinct")
-    reason = "its instance is reached by another server; running requests finish before the load balancer forgets it"
+    reason = "another server replaces it for its instance; running requests finish before the load balancer removes it"
     for name, server in change.gone.items():
         if server.host in change.fleet:
             yield Action("drain", ROLE, name, "in service", "drained", reason, "vllm_deployments")
@@ -92,11 +93,11 @@ def _returns(change: BalancerChange) -> Iterator[Action]:
     reason = "an interrupted run left it drained"
     for name in change.left:
         if not (change.serves and name in change.drain):
-            yield Action("undrain", ROLE, name, "drained", "in service", reason, "the balancer's record")
+            yield Action("undrain", ROLE, name, "drained", "in service", reason, "the load balancer's record")
 
 
 def package_problems(host: BalancerHost) -> Iterator[Problem]:
-    """Yield what a load balancer lacks and the toolkit cannot install."""
+    """Yield a problem for packages that a load balancer needs and the toolkit cannot install."""
     packages = [name for name, _purpose in missing_packages(host)]
     if host.observed and host.os_id not in DEBIAN and packages:
         system = host.os_id or "its system"
@@ -106,11 +107,11 @@ def package_problems(host: BalancerHost) -> Iterator[Problem]:
 
 
 def missing_packages(host: BalancerHost) -> list[tuple[Kind, str]]:
-    """Return the packages that the host is known to lack, each with its purpose."""
+    """Return the packages that are known to be missing on the host, each with its purpose."""
     observed = host.observed or ObservedBalancer()
     found: list[tuple[Kind, str]] = []
     if not observed.installed:
-        found.append(("haproxy", "it spreads requests over the instances"))
+        found.append(("haproxy", "it distributes requests among the instances"))
     if host.settings.virtual and not observed.keepalived:
         found.append(("keepalived", f"it moves {host.settings.virtual.address} between the load balancers"))
     return found
@@ -136,16 +137,16 @@ def _difference(host: BalancerHost, backends: Sequence[Backend], wanted: Mapping
         if observed.files.get(name) != (text_hash(wanted[name]) if name in wanted else None)
     )
     if other:
-        return f"other content of {', '.join(other)}"
+        return f"the content of {', '.join(other)} changes"
     if not observed.applied:
-        return "its files are current, but the run that wrote them has not ended"
+        return "its files are current, but the run that wrote them did not finish"
     if observed.applied != spec_hash(wanted):
         return "its files are current, but the running HAProxy has not loaded them"
     return "" if observed.running else "it is not running"
 
 
 def _changed_servers(before: Iterable[BackendServer], after: Iterable[BackendServer]) -> str:
-    """Return which servers come, go, and move to another address, backend or name."""
+    """Return which servers are new, go, serve other models, or are renamed with their host."""
     old, new = {item.place: item for item in before}, {item.place: item for item in after}
     come = [new[place] for place in new if place not in old]
     gone = [old[place] for place in old if place not in new]
@@ -154,7 +155,7 @@ def _changed_servers(before: Iterable[BackendServer], after: Iterable[BackendSer
     parts = (
         ("new", come),
         ("gone", gone),
-        ("asked for other models", asked),
+        ("serving other models", asked),
         ("renamed with its host", renamed),
     )
     return "; ".join(

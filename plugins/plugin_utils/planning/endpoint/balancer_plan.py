@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of one load balancer: its configurations during the change and afterwards, and whom it drains. Pure."""
+"""Describe the plan of one load balancer: its configuration during the change and afterwards, and its drains. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .servers import BackendServer, HostBackends, Instance, Place, bracketed, re
 BALANCER: Final = "balancer"
 """The kind of the action that changes a load balancer's configuration."""
 INSTANCE = re.compile(r":\d+(:\d+)?$")
-"""What follows the instance in the name of a server: its port, and a number if it is not its only server there."""
+"""What follows the instance in the name of a server: the port, and a number if it has several servers there."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class BalancerSecrets:
 
 @dataclass(frozen=True)
 class ServerNames:
-    """A server of an instance while the fleet changes, and afterwards.
+    """The names of an instance's server while the fleet changes, and afterwards.
 
-    during, after: "backend/server" in the configuration of that time; after is "" where that has none. before: it is in
-    the present one. server: the one during the change.
+    during, after: "backend/server" in the configuration of that time; after is "" if that does not have it. before: the
+    present configuration has it. server: the one during the change.
     """
 
     during: str
@@ -55,13 +55,13 @@ class BalancerPlan:
     """The desired state of one load balancer, and the changes to get there.
 
     Attributes:
-        during, files_before: backends and files while instances change, with the present servers beside the new ones.
-        servers: the servers of each instance in that time.
-        answered: servers of other instances to which an instance answers as it runs, as these are to get its port.
+        during, files_before: backends and files while instances change, with both the present and the new servers.
+        servers: the servers of each instance during that time.
+        answered: servers of other instances which a running instance would answer, as these will get its port.
         drain: servers to drain before an instance stops, by that instance.
         abandoned: servers that an earlier run left drained. left: those of them that stay.
         gone: servers that go and whose instance this run does not stop, to drain after instances have changed.
-        undrain: servers to return to service afterwards, as they are called then; those of `left` are among them.
+        undrain: servers to return to service afterwards, by their names then; those of `left` are among them.
     """
 
     host: BalancerHost
@@ -95,7 +95,7 @@ class BalancerPlan:
 
     @cached_property
     def left_by(self) -> Mapping[Instance, Collection[str]]:
-        """Return the commands of the runs that are over and left an instance drained, by the instance."""
+        """Return the commands of the earlier runs that left an instance drained, by the instance."""
         drained = self.host.observed.drained if self.host.observed else {}
         found: dict[Instance, set[str]] = {}
         for name in self.left:
@@ -122,7 +122,7 @@ class BalancerPlan:
         return _by_host(self.servers)
 
     def leaving(self, host: str, instances: Collection[str]) -> list[str]:
-        """Return the servers as which these instances of a host get requests, as they are called during the change."""
+        """Return the servers through which these instances of a host get requests, by their names during the change."""
         own = [item.during for name in instances for item in self.servers.get((host, name), ())]
         return list(
             dict.fromkeys([*own, *(one for name in instances for one in self.answered.get((host, name), ()))])
@@ -135,11 +135,11 @@ class BalancerPlan:
         ]
 
     def returning(self, gpu_host: HostBackends, instances: Iterable[BackendInstance]) -> list[str]:
-        """Return the servers of instances of a host that run as they were recorded and answer requests."""
+        """Return the servers of a host's instances that run as they were recorded and answer requests."""
         return [item.during for one in instances for item in self._answered_by(gpu_host, one)]
 
     def has(self, gpu_host: HostBackends, instance: BackendInstance) -> bool:
-        """Return whether its present configuration has an instance of a host where that listens."""
+        """Return whether its present configuration has an instance of a host, at the address where that listens."""
         return any(item.before for item in self._answered_by(gpu_host, instance))
 
     def was_left(self, gpu_host: HostBackends, instance: BackendInstance) -> bool:
@@ -147,7 +147,7 @@ class BalancerPlan:
         return any(item.during in self.abandoned for item in self._answered_by(gpu_host, instance))
 
     def _answered_by(self, gpu_host: HostBackends, instance: BackendInstance) -> Iterator[ServerNames]:
-        """Yield the servers of an instance that it answers as it was recorded: not those that are to come."""
+        """Yield the servers for which an instance answers as it was recorded, without those that are still to come."""
         if instance.headless:
             return
         address, _unused = reached_at(instance, gpu_host, self.host)
@@ -163,28 +163,28 @@ class BalancerPlan:
         """
         touched = [name for name in self._drained_on.get(gpu_host, ()) if name not in without]
         drain = self.leaving(gpu_host, touched)
-        # And what gets the port of one that goes.
+        # Also the instances that get the port of one that goes.
         takers = [name for name in self._served_on.get(gpu_host, ()) if name not in without]
         taken = [name for name in self.entering(gpu_host, takers) if name in drain]
         return {"drain": drain, "undrain": list(dict.fromkeys([*self.entering(gpu_host, touched), *taken]))}
 
     def returned_first(self, changing: Collection[str]) -> list[str]:
-        """Return what an earlier run left drained and this one does not stop, so that it serves while others change.
+        """Return the servers that an earlier run left drained and this run does not stop: they serve during the change.
 
-        changing: instances ("n1.llama-0") that this run changes in batches, each of which returns with its batch.
+        changing: instances ("n1.llama-0") that this run changes in batches; each returns to service with its batch.
         """
         return [name for name in self.left if name not in self.to_drain and instance_of(name) not in changing]
 
     def configured_first(self, changing: Collection[str]) -> bool:
         """Return whether it is configured before instances change, and not only afterwards.
 
-        changing: as for returned_first; these are drained in every load balancer, also in one that this run installs.
+        changing: as for returned_first; these are drained in every load balancer, even in one that this run installs.
         """
         behind = bool(changing) and any(action.kind == BALANCER for action in self.actions)
         return bool(self.drain or self.returned_first(changing) or self._written_twice() or behind)
 
     def _written_twice(self) -> bool:
-        """Return whether it needs another configuration meanwhile: not where servers are only added."""
+        """Return whether it needs another configuration during the change; not if servers are only added."""
         if self.files_before == self.files:
             return False
         during = {name: replace(one, coming=False) for name, one in names_of(self.during).items()}
@@ -226,7 +226,7 @@ def _by_host(instances: Iterable[Instance]) -> dict[str, list[str]]:
 def server_names(
     observed: ObservedBalancer | None, during: Iterable[Backend], backends: Iterable[Backend]
 ) -> dict[Instance, list[ServerNames]]:
-    """Return the servers of each instance during the change, and how they are called afterwards."""
+    """Return the servers of each instance during the change, with their names afterwards."""
     before = places_of(seen_servers(observed.config if observed else {}))
     after = places_of(names_of(backends))
     found: dict[Instance, list[ServerNames]] = {}
@@ -239,7 +239,7 @@ def server_names(
 def answered_servers(
     during: Iterable[Backend], gpu_hosts: Iterable[HostBackends]
 ) -> dict[Instance, list[str]]:
-    """Return the servers that are not an instance's, and whose port it has as it runs, by the instance."""
+    """Return the servers of other instances at whose port a running instance listens, by the running instance."""
     listening: dict[tuple[str, int], Instance] = {}
     for gpu_host in gpu_hosts:
         for item in gpu_host.present:
@@ -257,7 +257,7 @@ def answered_servers(
 
 
 def places_of(servers: Mapping[str, BackendServer]) -> dict[Place, list[tuple[str, BackendServer]]]:
-    """Return servers and their names by where they are."""
+    """Return servers and their names, by their places."""
     found: dict[Place, list[tuple[str, BackendServer]]] = {}
     for name, server in servers.items():
         found.setdefault(server.place, []).append((name, server))
@@ -265,7 +265,7 @@ def places_of(servers: Mapping[str, BackendServer]) -> dict[Place, list[tuple[st
 
 
 def continued(server: BackendServer, others: Mapping[Place, Iterable[tuple[str, BackendServer]]]) -> str:
-    """Return the name of the one at the same place that has a model name in common; "" without one."""
+    """Return the name of the server at the same place that has a model name in common; "" without one."""
     there = others.get(server.place, ())
     return next((name for name, other in there if set(other.models) & set(server.models)), "")
 

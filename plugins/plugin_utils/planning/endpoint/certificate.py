@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the endpoint's own certificate, and tell what will make clients refuse one. Needs cryptography."""
+"""Create the endpoint's own certificate, and find what makes clients refuse one. Needs cryptography."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RENEW = "docs/runbooks/endpoint.md says how to renew it"
 
 @dataclass(frozen=True)
 class CertificateFacts:
-    """What clients check. names: DNS names and addresses, as text. signs: it may sign other certificates."""
+    """What clients check. names: DNS names and addresses, as text. signs: whether it may sign other certificates."""
 
     end: datetime.datetime
     names: frozenset[str]
@@ -27,7 +27,7 @@ class CertificateFacts:
 def self_signed(addresses: Sequence[str]) -> str:
     """Return a certificate for these addresses and its private key, as PEM.
 
-    Clients are told to trust it, so it must be good for these names alone: it cannot sign others.
+    Clients are told to trust it, so it must be valid for these names alone: it cannot sign others.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -69,30 +69,30 @@ def self_signed(addresses: Sequence[str]) -> str:
 def certificate_warnings(
     path: str, text: str, addresses: Sequence[str], now: datetime.datetime
 ) -> tuple[str, ...]:
-    """Return what is, or will soon be, wrong with a certificate. addresses: those that it has to cover."""
+    """Return what is, or will soon be, wrong with a certificate. addresses: those that it must cover."""
     facts = _read(text)
     if facts is None:
         return ()
     found = []
     days = (facts.end - now).days
     if days < WARN_DAYS:
-        when = f"ends in {days} days" if days >= 0 else "has ended"
+        when = f"expires in {days} days" if days >= 0 else "has expired"
         found.append(
-            f"the certificate {path} {when}, on {facts.end:%Y-%m-%d}: clients refuse it then; {RENEW}"
+            f"the certificate {path} {when}, on {facts.end:%Y-%m-%d}: clients refuse it from then on; {RENEW}"
         )
     missing = [address for address in addresses if address not in facts.names]
     if missing:
         found.append(f"{path} does not cover {', '.join(missing)}, and clients refuse it there; {RENEW}")
     if facts.signs and addresses:
         found.append(
-            f"{path} is one that can sign for any name, and clients trust it: an older release made it; {RENEW}"
+            f"{path} can sign certificates for any name, and clients trust it: an older release made it; {RENEW}"
         )
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=8)
 def _read(text: str) -> CertificateFacts | None:
-    """Return the first certificate of a PEM text; None for one that cannot be read, which HAProxy refuses."""
+    """Return the first certificate of a PEM text; None if it cannot be read, as HAProxy refuses it anyway."""
     from cryptography import x509
 
     try:

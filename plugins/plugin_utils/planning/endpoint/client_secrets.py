@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client of the endpoint needs, such as that of a benchmark: one of its API keys, and whom it has to trust."""
+"""Find what a client of the endpoint needs, such as that of a benchmark: an API key, and the certificate to trust."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE--
 def client_secrets(
     balancer: str, planned: Mapping[str, Any], declared: Mapping[str, Any], files: VaultReader
 ) -> dict[str, str]:
-    """Return key and ca of a load balancer, each "" where it needs none. Raise FleetError without any secret.
+    """Return key and ca of a load balancer, each "" if none is needed. Raise FleetError, without any secret.
 
     planned: its part of plan.json. declared: its load_balancer_api_keys. ca is the fleet's own certificate, without its
-    private key; another one is trusted as the client's image trusts it.
+    private key; for another certificate, the client's image decides what to trust.
     """
     try:
         keys = dict(declared)
@@ -38,6 +38,6 @@ def client_secrets(
         raise FleetError([Problem((), what, "Run fetch_secrets.yml, or decrypt them.")]) from None
     plain = [str(key) for key in keys.values() if not str(key).startswith(HASHED)]
     if keys and not plain:
-        what = f"of the API keys of load balancer {balancer}, only their SHA-256 is known here."
+        what = f"only the SHA-256 hashes of the API keys of load balancer {balancer} are known here."
         raise FleetError([Problem((), what, "Add one in plain text, vaulted, to load_balancer_api_keys.")])
     return {"key": plain[0] if plain else "", "ca": ca}

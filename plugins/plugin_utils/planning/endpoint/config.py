@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of a load balancer's configuration: everything that haproxy.cfg and balancer.json contain. Pure."""
+"""Compute the data of a load balancer's configuration: all that haproxy.cfg and balancer.json contain. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .backends import Backend, Subset
 from .servers import BackendServer, HostBackends, bracketed
 
 ROUTER_PORTS = (ROUTER_PORT, *ROUTERS, *(port + METRICS for port in ROUTERS))
-# HAProxy's connections, and those of them that clients cannot take: its own checks, metrics, and a stranger's rest.
+# HAProxy's connections for clients, and those that clients cannot use: its own checks, metrics, and refused strangers.
 CONNECTIONS, RESERVED = 8192, 256
-# Per client address and 10 s: new connections that are accepted from one over its limit, and requests without a valid
-# key that are logged.
+# Per client address and 10 s: new connections that are accepted from an address over its limit, and requests without a
+# valid key that are logged.
 SOURCE_RATE, GUESSES = 1000, 100
-RATE_SECONDS = 10  # over which the requests of a key are counted
+RATE_SECONDS = 10  # the period over which the requests of a key are counted
 # Routes of vLLM's server that clients need, https://docs.vllm.ai/en/v0.32.0/serving/online_serving/. Others may load
 # adapters, stop the engine or show what it does.
 ROUTES = (
@@ -36,15 +36,15 @@ ROUTES = (
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
 )
-# Bytes of a request that are searched for its model, if several models share one address; and those that its headers
-# may have before a key was seen.
+# Bytes of a request that are searched for its model, if several models share one address; and the most that its headers
+# may have before its key was checked.
 BODY, HEADERS = 1 << 20, 16384
 
 
 def port_conflicts(
     host: BalancerHost, gpu_hosts: Iterable[HostBackends], routers: bool = False
 ) -> list[Problem]:
-    """Return problems of instances whose ports the balancer on the same host uses too."""
+    """Return problems of instances whose ports the load balancer on the same host also uses."""
     taken = {
         port: item for o in gpu_hosts if o.host == host.name for item in o.instances for port in item.ports
     }
@@ -72,7 +72,7 @@ def config_data(
     """
     # A single backend whose servers all have the same names needs no inspection of requests to choose one.
     by_model = len(backends) > 1 or any(backend.subsets for backend in backends)
-    # A request takes another one where its model is looked for, and another one through a router.
+    # A request takes a second connection if its model must be looked for, and one more through a router.
     connections = CONNECTIONS // (1 + by_model + bool(routers))
     data: dict[str, Any] = {
         "schema": 1,
@@ -107,7 +107,7 @@ def config_data(
 
 
 def router_ports(backends: Iterable[Backend], seen: Mapping[str, Any]) -> dict[str, int]:
-    """Return the ports of the routers; a backend keeps its port, so that its router keeps running."""
+    """Return the ports of the routers. A backend keeps its port, so that its router keeps running."""
     names = sorted((item.name for item in backends if item.prefix and item.models), key=natural)
     had = seen.get("routers") or {}
     found = {name: int(had[name]) for name in names if name in had}
@@ -116,7 +116,7 @@ def router_ports(backends: Iterable[Backend], seen: Mapping[str, Any]) -> dict[s
 
 
 def backend_json(backend: Backend, percent: int = 100) -> dict[str, Any]:
-    """Return a backend's entry in balancer.json. percent: of its requests that one key may have."""
+    """Return a backend's entry in balancer.json. percent: the share of its requests that one key may have."""
     found = {
         **_pool(backend, percent),
         "servers": [server.to_json() for server in backend.members],
@@ -129,7 +129,7 @@ def backend_json(backend: Backend, percent: int = 100) -> dict[str, Any]:
 
 
 def _pool(pool: Backend | Subset, percent: int) -> dict[str, Any]:
-    """Return what backends and subsets have in common. As many requests may wait as are worked on at once."""
+    """Return what backends and subsets have in common. As many requests may wait as are processed at once."""
     queue = _places(pool.members)
     return {
         "name": pool.name,
@@ -140,7 +140,7 @@ def _pool(pool: Backend | Subset, percent: int) -> dict[str, Any]:
 
 
 def _places(servers: Iterable[BackendServer]) -> int:
-    """Return how many requests servers work on at once; an instance counts once."""
+    """Return how many requests servers process at once; an instance counts once."""
     return sum({server.of: server.limit for server in servers}.values())
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse a run that would replace secrets of the fleet by others, because its checkout lacks them. Pure.
+"""Refuse a run that would replace the fleet's secrets because its checkout does not have them. Pure.
 
-The nodes tell only fingerprints. The fleet's secrets are here if one of those that it uses is: a run that replaced them
-may have been interrupted, or a host may have been unreachable then.
+The nodes report only fingerprints. One match is enough to say that the fleet's secrets are here: a run that replaced
+them may have been interrupted, or a host may have been unreachable then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOSSES = {
 
 @dataclass(frozen=True)
 class LocalSecrets:
-    """The secrets beside the inventory: of each load balancer, and the key of the instances."""
+    """The secrets next to the inventory: those of each load balancer, and the key of the instances."""
 
     material: Mapping[str, BalancerSecrets]
     instance_key: InstanceKey
@@ -42,7 +42,7 @@ class LocalSecrets:
 
 @dataclass(frozen=True)
 class _Compared:
-    """One kind of secret: the file with it, its fingerprints here, and on which hosts others are, by fingerprint."""
+    """One kind of secret: its file, its fingerprints here, and the hosts that have others, by fingerprint."""
 
     kind: str
     file: str
@@ -56,9 +56,9 @@ def foreign_secrets(
     here: LocalSecrets,
     accepted: Collection[str] = (),
 ) -> tuple[Problem, ...]:
-    """Return a problem for each kind of secret that the fleet has and this inventory lacks, or has differently.
+    """Return a problem for each kind of secret that the fleet has and this inventory does not, or not the same.
 
-    marks: of the keys of the instances, by GPU host. accepted: the kinds that the operator replaces in this run.
+    marks: fingerprints of the instances' keys, by GPU host. accepted: kinds that the operator replaces in this run.
     """
     unseen = tuple(sorted((host.name for host in hosts if host.observed is None), key=natural))
     problems = (_problem(item, unseen) for item in _compare(hosts, marks, here) if item.kind not in accepted)
@@ -95,7 +95,7 @@ def _compare(
 def _compare_instance_keys(
     hosts: Sequence[BalancerHost], marks: Mapping[str, str], key: InstanceKey
 ) -> Iterable[_Compared]:
-    """Compare the key of the instances: what load balancers send counts, and what nodes have only without them."""
+    """Compare the key of the instances with what load balancers send, or without any with what nodes have."""
     sent = _by_mark(_files(hosts, INSTANCE_MAP))
     own = key_of_map(key.map) if key.map is not None else ""
     if sent:
@@ -109,10 +109,10 @@ def _compare_instance_keys(
 
 
 def in_use(hosts: Sequence[BalancerHost], marks: Mapping[str, str], key: InstanceKey) -> bool:
-    """Return whether all load balancers and nodes that tell have this key: then a new one is to be generated.
+    """Return whether all load balancers and nodes that were read have this key; then a new one must be generated.
 
-    Where some have another one, a run that replaces it was interrupted, and the next one has to go on with its key.
-    Raise FleetError if a load balancer was not read: it would go on sending the old key.
+    If some have another one, a run that was replacing it was interrupted, and the next run must continue with its key.
+    Raise FleetError if a load balancer was not read: it would keep sending the old key.
     """
     there = set(marks.values()) - {""}
     sent = set(_by_mark(_files(hosts, INSTANCE_MAP)))
@@ -120,8 +120,8 @@ def in_use(hosts: Sequence[BalancerHost], marks: Mapping[str, str], key: Instanc
         return False
     unseen = tuple(sorted((host.name for host in hosts if host.observed is None), key=natural))
     if unseen:
-        what = "a load balancer that was not read would go on sending the old key of the instances."
-        fix = "Add it to --limit, or wait until it can be reached; one that is gone for good leaves the inventory."
+        what = "a load balancer that was not read would keep sending the old key of the instances."
+        fix = "Add it to --limit, or wait until it can be reached; remove one that is gone for good from the inventory."
         raise FleetError([Problem(("new_secrets",), what, fix, unseen)])
     return True
 
@@ -131,16 +131,16 @@ def _problem(found: _Compared, unseen: tuple[str, ...]) -> Problem | None:
     if found.there and not found.here & set(found.there):
         holders = {host for some in found.there.values() for host in some}
         file = found.file or "the inventory"
-        what = f"the fleet has {name}, and {file} {'holds others' if found.here else 'does not exist'}."
+        what = f"the fleet has {name}, but {file} {'contains others' if found.here else 'does not exist'}."
         fix = (
-            f"With others, {LOSSES[found.kind]}. Bring .secrets from the checkout that deployed the fleet, or fetch "
-            "what the hosts have: playbooks/fetch_secrets.yml. To replace them all the same: "
+            f"With others, {LOSSES[found.kind]}. Copy .secrets from the checkout that deployed the fleet, or fetch "
+            "what the hosts have: playbooks/fetch_secrets.yml. To replace them anyway: "
             f"-e new_secrets={found.kind} (docs/runbooks/endpoint.md)."
         )
         return Problem(path, what, fix, tuple(sorted(holders, key=natural)))
     if found.file and not found.here and not found.there and unseen:
         what = f"{found.file} does not exist, and a load balancer that may have {name} was not read."
-        fix = f"Add it to --limit, or wait until it can be reached. To make new ones: -e new_secrets={found.kind}."
+        fix = f"Add it to --limit, or wait until it can be reached. To create new ones: -e new_secrets={found.kind}."
         return Problem(path, what, fix, unseen)
     return None
 

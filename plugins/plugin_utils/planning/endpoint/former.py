@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load balancers on hosts that are not in the group load_balancer: what runs there, and when it is taken down. Pure.
+"""Find load balancers on hosts outside the group load_balancer: what runs there, and when it is taken down. Pure.
 
-Such a host left the group and stays in the inventory. Its HAProxy goes on with what it was told last.
+Such a host left the group but stays in the inventory. Its HAProxy keeps its last configuration.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BEFORE, AFTER = "before", "after"
 class FormerBalancer:
     """A load balancer on a host outside the group.
 
-    observed: what was read of it; None if that cannot be read. phase: when this run takes it down, BEFORE instances
-    change or AFTER; "" if it does not. others: URLs of the load balancers of the group.
+    observed: its state; None if that cannot be read. phase: when this run takes it down, BEFORE or AFTER instances
+    change; "" if it does not. others: URLs of the group's load balancers.
     """
 
     host: str
@@ -42,12 +42,12 @@ class FormerBalancer:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Return the configuration that its HAProxy was given last."""
+        """Return its HAProxy's last configuration."""
         return self.observed.config if self.observed else {}
 
     @property
     def text(self) -> str:
-        """Return what is there, what it means for clients, and what removes it."""
+        """Return what is present, what it means for clients, and how to remove it."""
         return " ".join(filter(None, (self._there(), self._clients(), self._way_out())))
 
     def _there(self) -> str:
@@ -59,7 +59,7 @@ class FormerBalancer:
         at = f" at {config['listen']}:{config['port']}" if "listen" in config and "port" in config else ""
         count = plural(len({server.of for server in seen_servers(config).values()}), "instance")
         state = (
-            f"listens{at}, and sends requests to {count}" if self.observed.running else f"does not run{at}"
+            f"listens{at} and sends requests to {count}" if self.observed.running else f"is not running{at}"
         )
         return (
             f"{self.host} is not in the group {BALANCERS}, but its load balancer {state} "
@@ -70,19 +70,21 @@ class FormerBalancer:
         if self.observed is None or not self.observed.running:
             return ""
         if not self.others:
-            return "It is the only one: without it, clients reach instances on their own hosts alone."
-        return f"It learns of no change, and drains nothing; clients use {join_names(self.others)}."
+            return (
+                "It is the only one: without it, clients can reach instances only directly, on their hosts."
+            )
+        return f"It is told of no change and drains nothing; clients should use {join_names(self.others)}."
 
     def _way_out(self) -> str:
         if self.phase:
             return (
                 "This run takes it down: it accepts no more connections, and running requests finish first."
             )
-        return f"To take it down: site.yml -e {VARIABLE}=true; to keep it: put the host back into the group."
+        return f"To take it down: site.yml -e {VARIABLE}=true. To keep it: put the host back in the group."
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """Return what this run does about it; nothing unless the operator asked for it."""
+        """Return what this run does about it; nothing unless the operator requested it."""
         if not self.phase:
             return ()
         before = "running" if self.observed and self.observed.running else "not running"
@@ -120,9 +122,9 @@ def former_balancers(
 def with_removal(
     former: Iterable[FormerBalancer], group: Sequence[BalancerHost], remove: bool
 ) -> tuple[FormerBalancer, ...]:
-    """Return them with the load balancers that clients have instead, and with when they are taken down.
+    """Return them with the load balancers that clients can use instead, and the phase in which they are taken down.
 
-    That is before instances change, since nothing is drained there, but not before another one serves.
+    That is before instances change, since nothing is drained there, but not before another load balancer serves.
     """
     urls = tuple(dict.fromkeys(map(url_of, group)))
     coming = any(not host.absent and not (host.observed and host.observed.running) for host in group)

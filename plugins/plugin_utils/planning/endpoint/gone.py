@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers whose instances go on: which a load balancer drains before it forgets them. Pure.
+"""Find servers that a load balancer drains before it removes them, although their instances keep running. Pure.
 
-Most are of hosts that left the inventory: what is known of such a host is what load balancers have of it; nobody
-connects to it.
+Most are on hosts that left the inventory: only the load balancers' data about such a host is known; nobody connects to
+it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ def gone_servers(
     fleet: Collection[str],
     observed: ObservedBalancer | None,
 ) -> tuple[str, ...]:
-    """Return the servers that go and that no change of an instance drains, as they are called during the change.
+    """Return the servers that go and that no change of an instance drains, by their names during the change.
 
-    Their host left the inventory, or their instance answers there, is not stopped, and is reached by another server.
+    Their host left the inventory, or their instance answers there, is not stopped, and is reached through another
+    server.
 
-    during: the servers by name. One that stays under the name of another host is asked by that: a host was renamed.
+    during: the servers by name. If one stays under the name of another host, the host was renamed, and it does not go.
     What the operator has drained is not touched.
     """
     stay = {server.target for server in after}
@@ -52,7 +53,7 @@ def gone_servers(
 def departures(
     hosts: Iterable[tuple[BalancerHost, Collection[BackendServer]]], fleet: Collection[str]
 ) -> list[str]:
-    """Return what stays on each host that left the inventory, as far as load balancers know it.
+    """Return what remains on each host that left the inventory, as far as load balancers know.
 
     hosts: load balancers, each with its servers after the run.
     """
@@ -72,11 +73,11 @@ def _departure(host: str, instances: Mapping[Instance, bool]) -> str:
     names = ", ".join(sorted((name for _unused, name in instances), key=natural))
     count = plural(len(instances), "container")
     if any(instances.values()):
-        runs = f"{count} ({names}) keep{'s' if len(instances) == 1 else ''} running there with the GPUs"
+        runs = f"{count} ({names}) keep{'s' if len(instances) == 1 else ''} running there and using the GPUs"
     else:
         runs = f"the instances there ({names}) are drained; unless they were stopped, they keep running"
     return (
-        f"{host} left the inventory: {runs}; the instances' key, the host's settings (sysctl, limits, kernel command "
+        f"{host} left the inventory: {runs}. The instances' key, the host's settings (sysctl, limits, kernel command "
         "line), the partition unit, images, weights and content store stay there. To remove them, put the host back "
         f"and run forget.yml ({FORGET})"
     )

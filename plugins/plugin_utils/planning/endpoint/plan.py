@@ -64,7 +64,7 @@ Renderer = Callable[[Mapping[str, Any]], str]
 class EndpointAssets:
     """What every load balancer is built from.
 
-    It consists of templates, the programs of agent, routers and check, each host's secrets, and one key.
+    These are templates, the programs of agent, routers and check, each host's secrets, and one key.
     """
 
     draw: Renderer
@@ -85,7 +85,7 @@ class EndpointInputs:
     assets: EndpointAssets
 
     def with_present_names(self, gpu_hosts: Iterable[Host]) -> EndpointInputs:
-        """Return the same, with what was observed of hosts that have another name now, as their addresses show."""
+        """Return the same, with the present names of hosts that were renamed, as their addresses show."""
         names: dict[str, set[str]] = {}
         for host in gpu_hosts:
             for address in (host.address, *(item.listen for item in host.deployments)):
@@ -120,11 +120,11 @@ def plan_balancers(
     if not hosts:
         return (), (), ()
     unprintable = tuple(unprintable_model_names(gpu_hosts))
-    if unprintable:  # no configuration can be drawn with them
+    if unprintable:  # no configuration can be rendered with them
         return (), unprintable, ()
     problems = address_problems(hosts)
     warnings = [
-        f"load balancer {host.name} keeps its configuration, and instances are stopped without being drained from it: "
+        f"load balancer {host.name} keeps its configuration, and instances stop without being drained from it: "
         f"{host.absent}{_at_return(host)}"
         for host in hosts
         if host.absent
@@ -140,14 +140,14 @@ def plan_balancers(
     if open_to_all:
         warnings.append(
             f"instances of {', '.join(open_to_all)} listen on all addresses and can be reached without the load "
-            "balancer "
-            "and its API keys: set listen, or let a firewall admit only the balancer (docs/runbooks/endpoint.md)"
+            "balancer and its API keys: set listen, or let a firewall admit only the load balancer "
+            "(docs/runbooks/endpoint.md)"
         )
     in_clear = _reached_in_clear(hosts, gpu_hosts)
     if in_clear:
         warnings.append(
-            f"prompts, answers and the instances' key go unencrypted from load balancers to {join_names(in_clear)}: "
-            "nobody else may read that network (docs/security.md)"
+            f"prompts, answers and the instances' key go unencrypted from load balancers to {join_names(in_clear)}: make "
+            "sure that nobody else can read that network (docs/security.md)"
         )
     plans = []
     for host in hosts:
@@ -157,8 +157,8 @@ def plan_balancers(
             problems += found
             if unreached:
                 warnings.append(
-                    f"load balancer {host.name} cannot reach the running instances of {join_names(unreached)} before "
-                    "upgrade.yml or site.yml changes them: until then it serves without them"
+                    f"load balancer {host.name} cannot reach the running instances of {join_names(unreached)}: it serves "
+                    "without them until upgrade.yml or site.yml changes them"
                 )
     warnings += departures([(plan.host, names_of(plan.backends).values()) for plan in plans], endpoint.fleet)
     return tuple(plans), tuple(problems), tuple(warnings)
@@ -262,7 +262,7 @@ def _during(
 def _routed(
     config: Mapping[str, Any], servers: Iterable[BackendServer], routing: Mapping[str, bool]
 ) -> frozenset[str]:
-    """Return the deployments that are routed by prefix; of those outside this run, those that have a router now."""
+    """Return the deployments that are routed by prefix; outside this run, those that have a router now."""
     routers = config.get("routers") or {}
     now = {
         server.deployment
@@ -278,7 +278,7 @@ def _known_backends(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _abandoned(observed: ObservedBalancer | None, during: Iterable[Backend]) -> tuple[str, ...]:
-    """Return the servers that a run which is over left drained, as they are called during the change."""
+    """Return the servers that an earlier run left drained, by their names during the change."""
     if observed is None:
         return ()
     seen = seen_servers(observed.config)
@@ -310,7 +310,7 @@ def wanted_files(
 
 
 def _files(host: BalancerHost, backends: Sequence[Backend], endpoint: EndpointInputs) -> dict[str, str]:
-    """Return the files that a load balancer has with these backends, but for its secrets."""
+    """Return the files that a load balancer has with these backends, apart from its secrets."""
     assets = endpoint.assets
     routers = router_ports(backends, _config(host))
     data = config_data(host.settings, backends, assets.instance_key.sent, routers)
@@ -328,10 +328,10 @@ def _drains(
     names: Mapping[Instance, Sequence[ServerNames]],
     answered: Mapping[Instance, Sequence[str]],
 ) -> dict[Instance, tuple[str, ...]]:
-    """Return the servers to drain before an instance stops, by that one: its own, and others to which it answers.
+    """Return the servers to drain before an instance stops, by that instance: its own, and others for which it answers.
 
-    Also those of instances that run and that the load balancer gets to know in this run only: it may send them requests
-    from the moment when it is configured.
+    They include those of running instances that this run adds to the load balancer: it may send them requests as soon
+    as it is configured.
     """
     if observed is None:
         return {}
@@ -356,4 +356,4 @@ def _warnings(host: BalancerHost) -> Iterable[str]:
     for name, item in sorted((host.observed.drained if host.observed else {}).items()):
         if item.get("by") == OPERATOR:
             since = item.get("since") or "an unknown time"
-            yield f"{name} has been drained since {since}; run playbooks/undrain.yml to return it to service"
+            yield f"{name} has been drained since {since}: run playbooks/undrain.yml to return it to service"

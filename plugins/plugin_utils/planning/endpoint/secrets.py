@@ -43,7 +43,7 @@ def load_secrets(
         _write(
             keys, f"# API keys of the endpoint: a name, and a key that clients send.\ndefault: {_new_key()}\n"
         )
-    # Those outside this run, too: the certificate is the same on all.
+    # Also those outside this run: the certificate is the same on all.
     signed = [host for host in hosts if host.settings.tls and not host.settings.certificate_file]
     if make and any(host in wanted for host in signed) and not own.exists():
         _write(own, self_signed([address for host in signed for address in _addresses(host)]))
@@ -53,7 +53,7 @@ def load_secrets(
 def instance_key(hosts: Sequence[BalancerHost], base: Path, make: bool, load: ReadText) -> InstanceKey:
     """Return the key between load balancers and instances; with `make`, create a missing one. Raise FleetError.
 
-    All load balancers send an existing key even if new instances do not require one: instances that still do need it,
+    All load balancers send an existing key even if new instances do not require one: older instances may still need it,
     and the others ignore it.
     """
     wanted = any(host.settings.instance_auth for host in hosts)
@@ -99,7 +99,7 @@ def _material(
 
 
 def _warnings(host: BalancerHost, path: Path, certificate: str, own: bool) -> tuple[str, ...]:
-    """Return what is wrong with a certificate. Who brings their own knows by which names clients come."""
+    """Return what is wrong with a certificate. Operators who provide one know which names their clients use."""
     now = datetime.datetime.now(datetime.timezone.utc)
     return certificate_warnings(str(path), certificate, _addresses(host) if own else (), now)
 
@@ -138,7 +138,7 @@ def _pem(path: Path, host: BalancerHost, load: ReadText) -> str:
         raise _unreadable(key, path, host, error) from None
     for part in ("CERTIFICATE-----", "PRIVATE KEY-----"):
         if part not in text:
-            what = f"{path} contains no {part.rstrip('-').lower()}."
+            what = f"{path} does not contain a {part.rstrip('-').lower()}."
             fix = "It must contain the certificate, its chain, and the private key without a passphrase, as PEM."
             raise FleetError([Problem((key,), what, fix, (host.name,))])
     return text
@@ -154,7 +154,7 @@ def _new_key() -> str:
 
 
 def replace_instance_key(base: Path) -> None:
-    """Generate another key between load balancers and instances, in the place of the present one."""
+    """Generate a new key between load balancers and instances, which replaces the present one."""
     path = base / DIRECTORY / INSTANCE_KEY
     part = path.with_name(f".{INSTANCE_KEY}.{os.getpid()}")
     _write(part, f"{_new_key()}\n")

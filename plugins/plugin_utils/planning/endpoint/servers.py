@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers of a load balancer: one for each instance, and more while an instance changes. Pure.
+"""Find the servers of a load balancer: one for each instance, and more while an instance changes. Pure.
 
-A server is an instance at an address, asked for some model names. While the fleet changes, the configuration has the
-servers of what runs and those of what will run: an instance that gets another address, port or served name has both
-until it has changed. What listens and answers decides which of them is in service.
+A server is an instance at an address, for some model names. While the fleet changes, the configuration has the servers
+of what runs and those of what will run: an instance that gets another address, port or served name has both until it
+has changed. The one that listens and answers is in service.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..desired.fleet import ANY, LOCAL
 Instance = tuple[str, str]
 """A host, and the name of an instance there."""
 Place = tuple[str, str, int]
-"""The name of an instance, and the address and port where it listens. Its host may get another name."""
+"""The name of an instance, and the address and port where it listens; not its host, which may be renamed."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class BackendServer(JsonRecord):
     Attributes:
         address, port: where the load balancer reaches it.
         limit: requests that it gets at once.
-        models: the model names that it is asked for.
-        weight: its share of the requests, relative to others that are asked for the same name.
+        models: the model names that it serves.
+        weight: its share of the requests, relative to others that serve the same name.
         number: 1, or more for a further server of the instance at the same port.
-        coming: its instance did not run when this was configured; it is no capacity before it is in service.
+        coming: its instance was not running when this was configured; it is not capacity until it is in service.
     """
 
     host: str
@@ -62,7 +62,7 @@ class BackendServer(JsonRecord):
 
     @property
     def place(self) -> Place:
-        """Return its instance and where that listens."""
+        """Return its instance and where the instance listens."""
         return self.instance, self.address, self.port
 
     @property
@@ -71,13 +71,13 @@ class BackendServer(JsonRecord):
         return f"{bracketed(self.address)}:{self.port}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the server's entry in balancer.json. probe: by what the agent knows it, whatever its name is."""
+        """Return the server's entry in balancer.json. probe: how the agent recognises it, whatever its name is."""
         probe = text_hash(canonical([self.address, self.port, *self.models[:1]]))[:16]
         return {"name": self.name, **super().to_json(), "target": self.target, "probe": probe}
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any], backend: Mapping[str, Any]) -> BackendServer:
-        """Build from an entry of a backend in balancer.json; before 0.2 the backend said deployment and models."""
+        """Build from an entry of a backend in balancer.json; before 0.2, the backend had deployment and models."""
         return cls(
             str(item["host"]),
             str(item["instance"]),
@@ -97,9 +97,9 @@ class HostBackends:
     """The instances of a GPU host.
 
     Attributes:
-        complete: False if only the host is known; then its servers in the balancer stay.
+        complete: False if only the host is known; then its servers in the load balancer stay.
         stopping: running instances that this run stops.
-        present: what runs, as it was recorded.
+        present: the running instances, as they were recorded.
         trusted: addresses that the inventory gives to the host.
     """
 
@@ -136,9 +136,9 @@ def wanted_servers(
 ) -> tuple[tuple[BackendServer, ...], list[Problem], tuple[str, ...]]:
     """Return the servers of a load balancer after the run, problems, and deployments that it does not reach.
 
-    It keeps those on hosts of the fleet that this run does not plan, and of instances that it leaves as they are. What
-    runs as it was recorded, and listens where this load balancer cannot reach it, is left to the others, until a run
-    changes it.
+    It keeps those on hosts of the fleet that this run does not plan, and of instances that it leaves as they are. An
+    instance that runs as recorded, and listens where this load balancer cannot reach it, is left to the others until a
+    run changes it.
     """
     found: dict[Place, BackendServer] = {}
     problems: list[Problem] = []
@@ -165,7 +165,7 @@ def wanted_servers(
 def present_servers(host: BalancerHost, gpu_hosts: Iterable[HostBackends]) -> tuple[BackendServer, ...]:
     """Return the servers of a load balancer before the run.
 
-    They are those of its configuration; a new one has those of instances that run and that it can reach.
+    They are those of its configuration; a new load balancer has those of the running instances that it can reach.
     """
     if host.observed and host.observed.config:
         return tuple(seen_servers(host.observed.config).values())
@@ -173,7 +173,7 @@ def present_servers(host: BalancerHost, gpu_hosts: Iterable[HostBackends]) -> tu
 
 
 def running_servers(host: BalancerHost, gpu_hosts: Iterable[HostBackends]) -> tuple[BackendServer, ...]:
-    """Return the servers of the instances that run and that a load balancer can reach, whether it has them or not."""
+    """Return the servers of the running instances that a load balancer can reach, whether it has them or not."""
     found = []
     for gpu_host in gpu_hosts:
         for item in filter(_routable, gpu_host.present):
@@ -192,20 +192,18 @@ def _server(item: BackendInstance, gpu_host: HostBackends, address: str) -> Back
 def reached_at(
     item: BackendInstance, gpu_host: HostBackends, host: BalancerHost
 ) -> tuple[str, list[Problem]]:
-    """Return the address where the balancer reaches an instance, and problems.
+    """Return the address where the load balancer reaches an instance, and problems.
 
     It is the instance's own address, or its host's if the instance listens on all addresses. A node's record of where
-    an instance listens is believed for addresses that lead to that host: a node that somebody has taken over must not
-    send requests elsewhere.
+    an instance listens is trusted only for addresses of that host: a compromised node must not be able to send requests
+    elsewhere.
     """
     listen = item.listen
     known = (*ANY, *LOCAL, gpu_host.address, *gpu_host.trusted, *_asked_at(item, gpu_host, host))
     if item.recorded and listen not in known:
-        what = (
-            f"{item.name} of {gpu_host.host} is recorded at {listen}, which is no address of {gpu_host.host}."
-        )
+        what = f"{item.name} of {gpu_host.host} is recorded at {listen}, which is not an address of {gpu_host.host}."
         return listen, [
-            Problem((), what, "A run that changes it brings it to an address of its host.", (gpu_host.host,))
+            Problem((), what, "A run that changes it moves it to an address of its host.", (gpu_host.host,))
         ]
     if gpu_host.host == host.name and listen in (*ANY, *LOCAL):
         return "::1" if listen in ("::", "::1") else "127.0.0.1", []
@@ -213,13 +211,13 @@ def reached_at(
         what = (
             f"instances of {gpu_host.host} listen on {listen}, which load balancer {host.name} cannot reach."
         )
-        fix = "Listen on an address of the host that the balancer reaches, or set endpoint: false."
+        fix = "Listen on an address of the host that the load balancer reaches, or set endpoint: false."
         return listen, [Problem((*item.path, "listen"), what, fix, (gpu_host.host,))]
     return (gpu_host.address if listen in ANY else listen), []
 
 
 def _asked_at(item: BackendInstance, gpu_host: HostBackends, host: BalancerHost) -> frozenset[str]:
-    """Return the addresses at which the load balancer asks an instance at present."""
+    """Return the addresses at which the load balancer reaches an instance at present."""
     return (
         host.observed.asked_at.get((gpu_host.host, item.name), frozenset()) if host.observed else frozenset()
     )
@@ -233,14 +231,14 @@ def changing_servers(
     present: Iterable[BackendServer],
     running: Iterable[BackendServer] = (),
 ) -> tuple[BackendServer, ...]:
-    """Return the servers during the change: those of the present, and those that will be.
+    """Return the servers during the change: the present ones, and those that will exist.
 
-    running: those of what runs. What is new in the configuration, or was to come, and runs already, takes no more than
-    a check.
+    running: servers of the running instances. One that is new in the configuration, or was still to come, but runs
+    already, needs only a check.
 
-    A server that is asked for the same names at the same place before and afterwards is one server. Where only some of
-    the names stay, these are asked of one server, and the names that come or go of others. Likewise where another
-    instance has a port now or will have it: whoever answers there answers to all names of a server, or to none.
+    A server that has the same names at the same place before and afterwards is one server. If only some of the names
+    stay, these get one server, and the names that come or go get others. The same applies if another instance has the
+    port now or will have it: whatever answers there answers to all names of a server, or to none.
     """
     before, after = tuple(present), {server.place: server for server in wanted}
     runs: dict[Place, set[str]] = {}
@@ -277,7 +275,7 @@ _Claims = Mapping[tuple[str, int], Mapping[int, Collection[str]]]
 
 
 def _claims(servers: Iterable[BackendServer]) -> _Claims:
-    """Return the names that each instance which listens at a port answers to, by the port's host and by its address."""
+    """Return the names to which each instance at a port answers, by the port and its host, and by the address too."""
     found: dict[tuple[str, int], dict[int, tuple[str, ...]]] = {}
     for number, server in enumerate(servers):
         for where in dict.fromkeys((server.host, server.address)):
@@ -286,7 +284,7 @@ def _claims(servers: Iterable[BackendServer]) -> _Claims:
 
 
 def _parts(server: BackendServer, names: Iterable[str], claims: _Claims) -> list[tuple[str, ...]]:
-    """Return names of a server in parts: whoever listens at its port answers to all names of a part, or to none."""
+    """Return names of a server in parts: whatever listens at its port answers to all names of a part, or to none."""
     there = {**claims[server.host, server.port], **claims[server.address, server.port]}
     parts: dict[frozenset[int], list[str]] = {}
     for name in names:
@@ -295,7 +293,7 @@ def _parts(server: BackendServer, names: Iterable[str], claims: _Claims) -> list
 
 
 def _numbered(servers: Sequence[BackendServer]) -> Iterator[BackendServer]:
-    """Yield the servers with names that no two of them share; those that come first keep theirs."""
+    """Yield the servers with unique names; those that come first keep theirs."""
     taken: set[str] = set()
     for server in servers:
         named = server

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan the address that load balancers share: who announces it, on which interface, and in which order. Pure.
 
-Keepalived moves it by VRRP version 3 (RFC 9568), by unicast, as many networks drop multicast. All load balancers start
-as backups and none preempts, so that one that returns does not move the address, and cut connections, a second time.
+Keepalived moves it with VRRP version 3 (RFC 9568) over unicast, as many networks drop multicast. All load balancers
+start as backups and none preempts, so that one that returns does not move the address, and cut connections, again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..desired.fleet import ANY
 CHECK_FILE = "alive.py"
 """The program with which keepalived checks HAProxy (programs/keepalived_check.py)."""
 FIRST = 200
-"""Priority of the group's first load balancer, one less for each further one. 255 is for an address's owner."""
+"""Priority of the group's first load balancer; each further one has one less. 255 is for an address's owner."""
 FIX = "Set its instinct_address to its address in that network, or choose another virtual address."
 
 
 def address_problems(hosts: Sequence[BalancerHost]) -> list[Problem]:
-    """Return the problems of the virtual address; the hosts are all load balancers of the inventory."""
+    """Return the problems of the virtual address. hosts: all load balancers of the inventory."""
     names = tuple(host.name for host in hosts)
     if len({host.settings.virtual for host in hosts}) > 1:
         said = ", ".join(f"{host.name} {_said(host.settings.virtual)}" for host in hosts)
@@ -46,7 +46,7 @@ def _host_problems(host: BalancerHost) -> list[Problem]:
     own = _ip(host.address)
     if own == ip_address(virtual.address):
         what = f"{virtual.address} is the host's own address."
-        found.append(Problem((VIRTUAL,), what, "Choose one that no host has.", (host.name,)))
+        found.append(Problem((VIRTUAL,), what, "Choose an address that no host has.", (host.name,)))
     elif own is None or own not in virtual.network:
         what = f"its address {host.address} is not in {virtual.network}, the network of the virtual address."
         found.append(Problem((VIRTUAL,), what, FIX, (host.name,)))
@@ -80,7 +80,7 @@ def interface_of(host: BalancerHost) -> tuple[str, list[Problem]]:
 
 
 def address_data(host: BalancerHost, hosts: Sequence[BalancerHost]) -> Mapping[str, Any] | None:
-    """Return everything that keepalived.conf contains, or None without a virtual address or a known interface."""
+    """Return everything that keepalived.conf contains; None without a virtual address or a known interface."""
     virtual, (interface, _unused) = host.settings.virtual, interface_of(host)
     if virtual is None or not interface:
         return None
@@ -108,5 +108,5 @@ def address_warnings(host: BalancerHost, hosts: Sequence[BalancerHost]) -> list[
     if host.settings.virtual is None or len(hosts) > 1:
         return []
     return [
-        f"{VIRTUAL} has no use with a single load balancer; add a second host to the group, which could take it over"
+        f"{VIRTUAL} is useless with a single load balancer: add a second host to the group, which can take it over"
     ]
