@@ -165,7 +165,7 @@ def test_an_engine_over_hosts_keeps_serving_where_one_of_them_is_sick() -> None:
     found = planned(states, more, OPERATIONS["rollback"], own=own).to_json()
     assert list(found["excluded"]) == ["n4"]
     assert [bool(found["hosts"][name]["servers"]) for name in THREE] == [True, True, False]
-    assert "this run lacks n4; it is left as it is" in " ".join(found["hosts"]["n3"]["warnings"])
+    assert "this run does not include n4; it is left as it is" in " ".join(found["hosts"]["n3"]["warnings"])
 
 
 def test_instances_are_stopped_where_gpus_and_records_are_gone(served: dict[str, Any]) -> None:

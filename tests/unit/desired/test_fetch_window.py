@@ -83,8 +83,8 @@ def test_a_fetch_waits_for_its_hours_and_nothing_else_does() -> None:
     made = plan({"n1": state(), "n2": state()}, [deployment()], own={"n1": hours, "n2": hours})
     (problem,) = outside_window(made, noon)
     assert problem.text() == (
-        "fetch_window (hosts n1, n2): images or weights are to be fetched, and 22:00-06:00 UTC is over or has not "
-        "begun. It begins 2026-11-25 22:00 UTC; to fetch now, add -e fetch_now=true."
+        "fetch_window (hosts n1, n2): images or weights must be fetched, but it is outside the window "
+        "22:00-06:00 UTC. It begins 2026-11-25 22:00 UTC; to fetch now, add -e fetch_now=true."
     )
     assert outside_window(made, night) == ()
     for told in (True, "true"):

@@ -285,7 +285,7 @@ def test_an_address_at_which_other_hosts_do_not_reach_it(address: str) -> None:
     planned({"n1": node}, [deployment(listen="0.0.0.0")], own={"n1": {"ansible_host": address}})
     ((name, why),) = planned({"n1": node}, [deployment()], own={"n1": {"ansible_host": address}}).excluded
     assert name == "n1"
-    assert why.startswith(f"a load balancer on another host has to reach the instances, but {address} is not")
+    assert why.startswith(f"a load balancer on another host must reach the instances, but {address} is not")
 
 
 def test_a_port_that_both_want() -> None:

@@ -59,7 +59,7 @@ OLD = Generation(
         ({"members": MEMBERS[:1]}, "instances 2 → 1"),
         ({"members": (MEMBERS[0], MEMBERS[1]._replace(render_nodes=("renderD192",)))},
          "GPUs renderD128, renderD136 → renderD128, renderD192"),
-        ({"members": tuple(item._replace(spec_hash="9" * 64) for item in MEMBERS)}, "other content of its files"),
+        ({"members": tuple(item._replace(spec_hash="9" * 64) for item in MEMBERS)}, "the content of its files changes"),
         ({"vllm": "1", "commit": "", "modes": "", "env": "", "command": "vllm serve x --a --b --c"},
          "vLLM 0.11.1 → 1; commit cccccccccccc → unknown; --a (new); --b (new); --c (new); 6 more"),
     ],

@@ -168,7 +168,7 @@ def test_a_host_whose_record_is_lost_keeps_what_it_has() -> None:
     states["n1"]["generations"] = []
     plan = planned(states, llama(16))
     assert actions(plan.to_json()["hosts"]["n1"]) == []
-    assert "llama is held, and has no record of its generations here: left as it is" in explain(plan)
+    assert "llama is held, but has no record of its generations here: it is left as it is" in explain(plan)
     states = upgraded()
     (history,) = states["n1"]["generations"]
     history["kept"] = [made for made in history["kept"] if made["generation"] == 2]

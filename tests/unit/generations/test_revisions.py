@@ -282,8 +282,8 @@ def hold_of(plan: FleetPlan, host: str = "n1") -> list[tuple[str, str, str]]:
 
 NOT_UNDONE = "site.yml must not undo the rollback"
 LIFTED = "the inventory's definition is what runs"
-CHANGED = "the inventory's definition is another one than what was turned back"
-RETRIED = "it is to be tried again (retry=true)"
+CHANGED = "the inventory's definition is no longer the one that was turned back"
+RETRIED = "the operator retries it (retry=true)"
 RETRY = OperationRequest(UPGRADE, retry=True)
 
 
@@ -329,7 +329,7 @@ def test_a_hold_follows_to_hosts_that_were_away() -> None:
     plan = planned(states, llama(16))
     assert (hold_of(plan), hold_of(plan, "n2")) == (
         [],
-        [("free", "at generation 1", "it is held on the other hosts of the deployment")],
+        [("free", "at generation 1", "it is held on the deployment's other hosts")],
     )
 
 

@@ -138,7 +138,7 @@ def test_what_was_before_comes_again_under_a_new_number() -> None:
 def test_a_deployment_that_goes_and_comes_back() -> None:
     states = run(two(), llama())
     gone = planned(states, [])
-    assert (turn(gone)["generation"], turn(gone)["why"]) == (2, "no deployment defines it here any longer")
+    assert (turn(gone)["generation"], turn(gone)["why"]) == (2, "no deployment defines it here any more")
     after = run(states, [])
     assert planned(after, []).changes == 0
     assert turn(planned(after, llama()))["why"] == "generation 1 again"
@@ -235,9 +235,8 @@ def test_a_deployment_that_does_not_exist() -> None:
 def test_a_rollback_names_its_deployment() -> None:
     """All at once is nobody's wish, and what each of them lacks would hide what is missing."""
     (text,) = problems(upgraded(), llama(16), OperationRequest(ROLLBACK))
-    assert (
-        text
-        == "deployment: is required: rollback.yml works on one deployment. -e deployment=NAME; there are: llama."
+    assert text == (
+        "deployment: is required: rollback.yml needs the name of a deployment. -e deployment=NAME; there are: llama."
     )
 
 
@@ -361,11 +360,11 @@ def test_an_engine_over_hosts_goes_back_as_a_whole() -> None:
     assert whole["n1"]["spans"] == ["llama-0"]
     limited = {"groups": {"instinct": ["n1", "n2"]}, **keys}
     assert problems(only(states, "n1"), [{**wanted[0], "hosts": ["n1", "n2"]}], BACK, **limited) == [
-        "host n1: llama spans n1, n2, and this run lacks n2. Add them to --limit."
+        "host n1: llama spans n1, n2, but this run does not include n2. Add them to --limit."
     ]
     away = planned({**states, "n2": None}, wanted, BACK, **keys).to_json()["hosts"]["n1"]
     assert actions(away) == ["hold llama"]
-    assert "llama spans n1, n2, and this run lacks n2; it is left as it is" in away["warnings"][0]
+    assert "llama spans n1, n2, but this run does not include n2; it is left as it is" in away["warnings"][0]
     held = run(states, wanted, BACK, **keys)
     held["n1"]["instances"][0]["state"] = "exited"
     left = planned({**held, "n2": None}, wanted, **keys).to_json()["hosts"]["n1"]  # type: ignore[dict-item]
@@ -382,7 +381,7 @@ def test_a_held_deployment_is_left_and_repaired() -> None:
     (line,) = plan.ignored
     assert line.startswith(
         "llama is held at generation 1 since 2026-11-21T22:00:00Z: generation 2 was turned back (answers got worse). "
-        "Its definition in the inventory is left out. It ends when"
+        "Its definition in the inventory is ignored. It ends when"
     )
     assert explain(plan).startswith(f"Held: {line[:80]}")  # before all else
     states["n1"]["instances"][0].update(state="exited", exit_code=1)
@@ -438,7 +437,7 @@ def test_an_upgrade_lifts_the_hold_but_not_for_what_was_turned_back() -> None:
     upgrade = OperationRequest(UPGRADE)
     again = planned(states, llama(16), upgrade)
     assert (again.changes, len(again.ignored)) == (0, 1)
-    assert again.ignored[0].endswith("To try the same definition again: upgrade.yml -e retry=true.")
+    assert again.ignored[0].endswith("To retry the same definition: upgrade.yml -e retry=true.")
     retried = planned(states, llama(16), OperationRequest(UPGRADE, retry=True)).to_json()["hosts"]["n1"]
     assert actions(retried) == ["hold llama", "server llama-0", "server llama-1"]
     other = planned(states, llama(32), upgrade)
@@ -471,7 +470,7 @@ def test_an_unfinished_rollout_goes_on_to_what_the_inventory_wants(
     assert (goes_on["choice"], goes_on["generation"]) == ("inventory", number)
     assert [host.host.name for host in plan.hosts if host.start or host.remove] == changed
     (warning,) = [text for text in plan.warnings if "unfinished" in text]
-    other = f", and the inventory defines generation {since} since then" if since else ""
+    other = f", and the inventory has since changed to generation {since}" if since else ""
     assert warning == (
         f"deployment llama has an unfinished upgrade to generation 2 since 2026-11-21T23:00:00Z ({WHY}){other}: "
         "site.yml, deploy.yml and upgrade.yml continue it, rollback.yml -e deployment=llama undoes it"

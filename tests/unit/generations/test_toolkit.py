@@ -82,7 +82,7 @@ OLD = Release("1.2.0")
         (
             Release("1.2.0", text="\n"),
             "toolkit 1.2.0 (another checkout) changes 4 instances: files of the containers",
-            "toolkit 1.2.0 (another checkout): other content of its files",
+            "toolkit 1.2.0 (another checkout): the content of its files changes",
         ),
     ],
 )

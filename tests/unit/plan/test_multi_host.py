@@ -193,7 +193,8 @@ def test_ray_gives_the_heads_variables_to_all() -> None:
     assert texts == [
         "vllm_deployments[0].nodes (host n2): NCCL_IB_GID_INDEX is 5 on n2 and 3 on n1, but with Ray all hosts get "
         "the head's value. "
-        "Use vLLM's own launcher (vLLM 0.11.1 or newer, no executor), or give interfaces and devices the same names."
+        "Use vLLM's own launcher (vLLM 0.11.1 or newer, no executor), or give interfaces and devices the same "
+        "names on all hosts."
     ]
     assert problems({"n1": node(1), "n2": other}, [deployment(**SPAN)], lock=lock(), own=OWN) == []
 

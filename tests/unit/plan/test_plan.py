@@ -344,7 +344,7 @@ def test_a_built_image() -> None:
     ]
     assert host["servers"][0]["image"] == host["models"][0]["image"] == tag
     assert host["warnings"] == [
-        "deployment llama builds main, which may move: name a commit, so that it can be built again"
+        "deployment llama builds main, which may move: name a commit, so that the build can be repeated"
     ]
     assert actions(host)[0] == "build_tools ca-certificates, git"
     assert host["packages"] == ["ca-certificates", "git"]

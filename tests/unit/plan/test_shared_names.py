@@ -57,7 +57,7 @@ def noticed(*wanted: dict[str, Any], own: dict[str, Any] | None = None) -> list[
 
 def test_another_model_under_a_name_is_refused_and_says_how_it_is_allowed() -> None:
     assert refused([BASE, beside(model=OTHER)]) == [
-        f"vllm_deployments[0].served_model_name: clients that ask for {NAME} would get {OTHER} (green) or "
+        f"vllm_deployments[0].served_model_name: clients that request {NAME} would get {OTHER} (green) or "
         "lab/tiny-llama (llama), whichever has the fewest requests. Serve each model under a name of its own, or set "
         "mixed_models: true in green and llama."
     ]
@@ -93,7 +93,7 @@ def test_all_that_share_a_name_have_to_allow_it() -> None:
 def test_names_of_the_same_deployments_are_one_refusal() -> None:
     names = [NAME, "chat-fast"]
     (problem,) = refused([deployment(served_model_name=names), beside(model=OTHER, served_model_name=names)])
-    assert "clients that ask for chat, chat-fast would get" in problem
+    assert "clients that request chat, chat-fast would get" in problem
 
 
 def test_two_adapters_of_one_name_are_one_model_if_they_are_one_adapter() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds and unfinished rollouts: what a run sets or lifts on a host, and what is said about them. Pure."""
+"""Set and lift holds on hosts, and write the texts about holds and unfinished rollouts. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .revisions import ROLE, SOURCE, RevisionChange
 from .sources import HELD, INVENTORY, ROLLED_BACK, RUNNING
 
 ENDS = (
-    "It ends when the inventory defines something else, or again what serves. To try the same definition again: "
+    "It ends when the inventory defines something else, or again what is serving. To retry the same definition: "
     "upgrade.yml -e retry=true."
 )
 
 
 def hold_text(name: str, hold: Hold) -> str:
-    """Return what a hold is: "llama is held at generation 1 since …: generation 2 was turned back (slower)"."""
+    """Return a hold as text: "llama is held at generation 1 since …: generation 2 was turned back (slower)"."""
     what = f"{name} is held{_place(hold)}"
     since = f" since {hold.since}" if hold.since else ""
     return f"{what}{since}{_turned_back(hold)} ({hold.why})"
@@ -38,16 +38,16 @@ def _turned_back(hold: Hold) -> str:
 
 
 def ignored_texts(revisions: Iterable[RevisionChange]) -> list[str]:
-    """Return a line for each deployment whose definition in the inventory is left out because of a hold."""
+    """Return a line for each deployment whose definition in the inventory is ignored because of a hold."""
     return [
-        f"{hold_text(revision.deployment, revision.source.held)}. Its definition in the inventory is left out. {ENDS}"
+        f"{hold_text(revision.deployment, revision.source.held)}. Its definition in the inventory is ignored. {ENDS}"
         for revision in revisions
         if revision.source.ignored and revision.source.held
     ]
 
 
 def binding_warnings(revisions: Iterable[RevisionChange]) -> list[str]:
-    """Return warnings about holds that leave nothing of the inventory out, and about rollouts that are not finished."""
+    """Return warnings about holds that ignore nothing of the inventory, and about rollouts that are not finished."""
     found = []
     for revision in revisions:
         source, trial = revision.source, revision.source.trial
@@ -55,7 +55,7 @@ def binding_warnings(revisions: Iterable[RevisionChange]) -> list[str]:
             found.append(f"deployment {hold_text(revision.deployment, source.held)}")
         elif source.kind in (INVENTORY, RUNNING) and trial:
             composed = source.kind == INVENTORY and revision.generation != trial.generation
-            other = f", and the inventory defines generation {revision.generation} since then"
+            other = f", and the inventory has since changed to generation {revision.generation}"
             found.append(
                 f"deployment {revision.deployment} has an unfinished upgrade to generation {trial.generation} since "
                 f"{trial.since} ({trial.why}){other if composed else ''}: site.yml, "
@@ -78,9 +78,9 @@ def bindings(host: Host, revisions: Iterable[RevisionChange]) -> tuple[tuple[dic
         if source.kind == ROLLED_BACK and source.hold:
             wanted, reason = source.hold, "site.yml must not undo the rollback"
         elif source.kind == HELD:
-            wanted, reason = source.held, "it is held on the other hosts of the deployment"
+            wanted, reason = source.held, "it is held on the deployment's other hosts"
         elif source.kind == INVENTORY and there:
-            wanted, reason = None, source.released or "it was lifted on the other hosts of the deployment"
+            wanted, reason = None, source.released or "the hold was lifted on the deployment's other hosts"
         if _same(wanted, there):
             continue
         entry: dict[str, Any] = {
@@ -88,7 +88,7 @@ def bindings(host: Host, revisions: Iterable[RevisionChange]) -> tuple[tuple[dic
             "held": wanted.to_json() if wanted else None,
         }
         if source.kind == HELD and history.trial:
-            entry["trial"] = None  # the host was away when the rollout was turned back
+            entry["trial"] = None  # the host was not reachable when the rollout was turned back
         action = Action(
             "hold", ROLE, revision.deployment, _format_hold(there), _format_hold(wanted), reason, SOURCE
         )

@@ -25,11 +25,11 @@ def describe_changes(old: Generation, new: Generation) -> str:
     ]
     if len(found) > MAX_DIFFERENCES:
         found = [*found[: MAX_DIFFERENCES - 1], f"{len(found) - MAX_DIFFERENCES + 1} more"]
-    return "; ".join(found) or "other content of its files"
+    return "; ".join(found) or "the content of its files changes"
 
 
 def changed_names(old: Generation, new: Generation) -> tuple[str, ...]:
-    """Return the names of the flags and variables that differ; variables are called so."""
+    """Return the names of the flags and variables that differ, with "environment" before those of variables."""
     pairs = (
         (_flags(old.command), _flags(new.command), ""),
         (_variables(old.env), _variables(new.env), "environment "),

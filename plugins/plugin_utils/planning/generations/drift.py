@@ -35,7 +35,7 @@ class Drift:
 def drift(states: Mapping[str, NodeState]) -> tuple[Drift, ...]:
     """Return all differences, by host in natural order.
 
-    A host should run its newest record, or the one at which it is held; during an open rollout, any record is right.
+    A host should run its newest record, or the one at which it is held. During an open rollout, any record is right.
     """
     found: list[Drift] = []
     for host in sorted(states, key=natural):
@@ -109,7 +109,7 @@ def _of_instance(
         yield Drift(FILES, host, deployment, name, text, "site.yml writes them again, and restarts it.")
     if running.state not in ALIVE and (wanted is None or name in wanted.specs):
         code = f" (exit code {running.exit_code})" if running.exit_code is not None else ""
-        text = f"does not run: {running.state or 'no container'}{code}"
+        text = f"is not running: {running.state or 'no container'}{code}"
         yield Drift(STOPPED, host, deployment, name, text, "status.yml shows why; site.yml starts it.")
 
 

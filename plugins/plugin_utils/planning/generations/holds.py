@@ -13,7 +13,7 @@ from ..placement.layout import lay_out_fleet
 from .sources import HELD, HoldReview, SourceSelection, histories_of
 
 SAME = "the inventory's definition is what runs"
-OTHER = "the inventory's definition is another one than what was turned back"
+OTHER = "the inventory's definition is no longer the one that was turned back"
 GONE = "the inventory no longer defines it"
 TURNED_BACK, UNKNOWN = "turned back", "unknown"
 
@@ -22,10 +22,10 @@ Specs = Mapping[str, str]
 
 
 def review_holds(fleet: Fleet, selection: SourceSelection, factory: InstanceFactory) -> HoldReview:
-    """Return which of the holds of a run end.
+    """Return which of a run's holds end.
 
-    A definition is still the one that was turned back if it is equal to it, or if one of its instances is: more or
-    fewer instances of it make no other definition. Deployments that were turned back together are held together.
+    A definition is still the one that was turned back if it is equal to it, or if one of its instances is: a different
+    number of instances does not make another definition. Deployments that were turned back together are held together.
     """
     holds = {
         name: source.held
@@ -63,7 +63,7 @@ def _together(holds: Mapping[str, Hold]) -> list[list[str]]:
 def held_together(fleet: Fleet, one: str, other: str) -> bool:
     """Return whether two deployments were turned back together, by the records of every host that has one of them.
 
-    All have to say it, as one node may say anything of its own instances.
+    All of them must say so, as a single node may claim anything about its own instances.
     """
     histories = histories_of(fleet)
     for host in fleet.hosts:
@@ -78,9 +78,9 @@ def held_together(fleet: Fleet, one: str, other: str) -> bool:
 def _judge(
     name: str, hold: Hold, fleet: Fleet, histories: Mapping[str, History], factory: InstanceFactory
 ) -> str:
-    """Return what the inventory's definition of a held deployment is, on the hosts that keep generations of it.
+    """Return how the inventory's definition of a held deployment compares, on the hosts that keep generations of it.
 
-    A host that came later does not count: a held deployment is not started there.
+    A host that joined later does not count: a held deployment is not started there.
     """
     known = {host: history for host, history in histories.items() if history.kept}
     defined = any(item.name == name for host in fleet.hosts for item in host.deployments)
@@ -93,7 +93,7 @@ def _judge(
     for number in failed_generations(hold, known.values()):
         turned = _as_of(number, known, composed)
         if composed == turned or _has_part(composed, turned, held):
-            # Where this run has only hosts that are alike in both, it cannot tell.
+            # A run whose hosts are all alike in both cannot decide.
             return UNKNOWN if composed == held else TURNED_BACK
     if not defined:
         return GONE
@@ -101,7 +101,7 @@ def _judge(
 
 
 def failed_generations(hold: Hold, histories: Iterable[History]) -> Sequence[int]:
-    """Return the generations that were turned back; of a record that does not say it, all newer ones than the held."""
+    """Return the generations that were turned back; if the record does not say, all newer than the held one."""
     newer = {item.generation for history in histories for item in history.kept}
     return hold.failed or sorted(number for number in newer if number > hold.generation)
 
@@ -115,7 +115,7 @@ def _specs_of(record: Generation | None) -> Specs:
 
 
 def _has_part(composed: Mapping[str, Specs], turned: Mapping[str, Specs], held: Mapping[str, Specs]) -> bool:
-    """Return whether an instance would run what was turned back, and not what runs."""
+    """Return whether an instance would run what was turned back instead of what runs now."""
     return any(
         composed[host].get(name) == spec and held[host].get(name) != spec
         for host, specs in turned.items()
@@ -129,7 +129,7 @@ def _composed(
     """Return a deployment's instances as the inventory defines them, by host.
 
     Hosts where that is not known are left out, such as those of an engine whose other hosts do not answer. None for a
-    definition that cannot be composed yet: it is a new one, as what was turned back had been composed.
+    definition that cannot be composed yet: it must be new, as the one that was turned back had been composed.
     """
     hosts = tuple(
         replace(host, deployments=tuple(item for item in host.deployments if item.name == name))

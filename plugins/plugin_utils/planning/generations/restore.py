@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check whether stored instances can be restored on a host, and what kept generations need of it. Pure."""
+"""Check whether stored instances can be restored on a host, and list what kept generations still need. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def restore_obstacles(
     sources: Mapping[str, DeploymentSource],
     starting: Iterable[str],
 ) -> tuple[Problem, ...]:
-    """Return what the host lacks for its stored instances to run as they did.
+    """Return what prevents a host's stored instances from running as they did.
 
     starting: names of instances that this run starts.
     """
@@ -58,12 +58,12 @@ def _held(item: Serving, sources: Mapping[str, DeploymentSource]) -> bool:
 def _missing(
     state: NodeState, host: Host, layout: Layout, item: RecordedInstance
 ) -> Iterable[tuple[str, str]]:
-    """Yield what the host lacks for an instance, and what to do about it."""
+    """Yield what is missing on the host for an instance, and what to do about it."""
     made, other = item.generation, "or choose another generation."
     own = {*ANY, *LOCAL, host.address or host.name, *(one.listen for one in host.deployments)}
     if made.endpoint and not item.member.headless and made.listen not in own:
         yield (
-            f"it listens on {made.listen}, where no load balancer asks this host any longer",
+            f"it listens on {made.listen}, where load balancers no longer reach this host",
             f"Give the host that address again (instinct_address), {other}",
         )
     if not has_image(state, made.image):
@@ -78,7 +78,7 @@ def _missing(
     if made.modes and modes and made.modes != modes:
         yield (
             f"it ran on GPUs in {made.modes}, but they are now in {modes}",
-            f"Set gpu_partition_compute and gpu_partition_memory to that and run partition.yml, {other}",
+            f"Set gpu_partition_compute and gpu_partition_memory to those modes and run partition.yml, {other}",
         )
         return
     there = {gpu.render_node for gpu in layout.gpus}
@@ -141,7 +141,7 @@ def _clash_problem(
     held = [item.deployment_name for item in (one, other) if _held(item, sources)]
     if held:
         fix = (
-            f"{' and '.join(held)} {'is' if len(held) == 1 else 'are'} held. To try what the inventory defines again: "
+            f"{' and '.join(held)} {'is' if len(held) == 1 else 'are'} held. To retry what the inventory defines: "
             "upgrade.yml -e retry=true; or change the other deployment first."
         )
     return Problem((), text, fix, (host.name,))
@@ -154,7 +154,7 @@ def _describe(item: Serving) -> str:
 
 
 def rollback_resources(host: Host, instances: Iterable[Serving]) -> list[dict[str, Any]]:
-    """Return images and weights that only kept generations need; the toolkit keeps them, and so should operators."""
+    """Return images and weights that only kept generations need, which neither the toolkit nor operators may delete."""
     if not (host.state and host.state.generations):
         return []
     wanted = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Number generations: which hosts record one before they change, under which number, and why. Pure."""
+"""Number generations: which hosts record one before they change, with which number, and why. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .sources import HELD, INVENTORY, DeploymentSource, SourceSelection, histori
 from .toolkit import ToolkitChange, toolkit_change
 
 FIRST = "first deployment"
-GONE = "no deployment defines it here any longer"
+GONE = "no deployment defines it here any more"
 ROLE: Final = "vllm_serve"
 SOURCE = "the node's record of generations"
 
@@ -39,7 +39,7 @@ class HostRevision:
     """A deployment on one host.
 
     runs: the lowest generation of its running containers. wanted: the generation that they will have. toolkit: the
-    update of the toolkit that alone changes them.
+    update of the toolkit, if only that changes them.
     """
 
     runs: int | None
@@ -89,7 +89,7 @@ class RevisionChange:
 def revision_changes(
     selection: SourceSelection, composed_hosts: Sequence[ComposedHost]
 ) -> tuple[RevisionChange, ...]:
-    """Return the change of every deployment; hosts of `composed_hosts` are in the order of the fleet."""
+    """Return the change of every deployment. composed_hosts: in the order of the fleet."""
     histories = histories_of(selection.fleet)
     found = []
     for name, source in selection.sources.items():
@@ -152,7 +152,7 @@ def _composed(
 def _wanted(
     name: str, newest: Mapping[str, Generation | None], composed_hosts: Sequence[ComposedHost]
 ) -> dict[str, Generation | None]:
-    """Return the desired generation of each host, without its number; None where it is the newest record."""
+    """Return the desired generation of each host, without its number; None if it is the newest record."""
     drafts: dict[tuple[object, ...], Generation] = {}  # hosts of one kind have equal instances, made once
     wanted: dict[str, Generation | None] = {}
     for item in composed_hosts:
@@ -178,9 +178,9 @@ def _joins(
     highest: int,
     lacking: Iterable[str],
 ) -> bool:
-    """Return whether hosts record the highest number, as others did in a run that was interrupted or had --limit.
+    """Return whether hosts use the highest number, like others in a run that was interrupted or had --limit.
 
-    A removal is nobody's to join: what leaves or comes later goes back to it where it was, and only there.
+    A removal cannot be joined: hosts that leave or join later return to it only where it was recorded.
     """
     if not highest or any((there := newest.get(host)) and there.generation >= highest for host in lacking):
         return False
@@ -195,7 +195,7 @@ def _stored(
     histories: Mapping[str, History],
     composed_hosts: Sequence[ComposedHost],
 ) -> RevisionChange:
-    """Return the change of a deployment that uses a stored generation, or stays as it runs."""
+    """Return the change of a deployment that uses a stored generation, or keeps running as it is."""
     steps: dict[str, HostRevision] = {}
     before = 0
     for item in composed_hosts:
@@ -214,7 +214,7 @@ def _stored(
 
 
 def _newest(history: History | None, runs: Iterable[int]) -> Generation | None:
-    """Return the generation of a host that runs, or the newest record; None without one."""
+    """Return the generation that runs on a host, or its newest record; None without one."""
     if history is None or history.newest is None:
         return None
     return history.as_of(max(runs, default=history.newest.generation)) or history.newest

@@ -21,10 +21,10 @@ from ..desired.fleet import Fleet, Host
 from ..instances.planned import RecordedInstance, running_member
 
 INVENTORY, HELD, ROLLED_BACK, RUNNING = "inventory", "held", "rollback", "running"
-"""Sources. held, rollback: a stored generation; running: as it runs."""
+"""Sources. held, rollback: a stored generation; running: what runs now."""
 
 OPERATOR = "the operator rolled back"
-RETRIED = "it is to be tried again (retry=true)"
+RETRIED = "the operator retries it (retry=true)"
 MAX_LISTED = 8
 
 
@@ -32,9 +32,9 @@ MAX_LISTED = 8
 class DeploymentSource:
     """The source of a deployment's instances on all hosts.
 
-    generation: of a stored source, else None. held, trial: the hold and the open rollout when the run began. hold: that
-    a rollback sets. released: why the hold ends with this run. ignored: the inventory defines what was turned back, so
-    it is not followed.
+    generation: of a stored source, else None. held, trial: the hold and the open rollout when the run began. hold: the
+    hold that a rollback sets. released: why the hold ends with this run. ignored: the inventory defines what was turned
+    back, so its definition is ignored.
     """
 
     kind: str
@@ -60,9 +60,10 @@ class StoredSelection:
 
 @dataclass(frozen=True)
 class HoldReview:
-    """What becomes of holds.
+    """What happens to holds.
 
-    released: why those end that do. ignored: deployments whose definition is still the one that was turned back.
+    released: the holds that end, each with the reason. ignored: deployments whose definition is still the one that was
+    turned back.
     """
 
     released: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class HoldReview:
 class SourceSelection:
     """The sources of a run. fleet: restricted to deployments that are composed from the inventory.
 
-    candidates: those and the held ones, which are composed if their definition is not what was turned back.
+    candidates: these and the held deployments, which are composed if their definition is not what was turned back.
     """
 
     fleet: Fleet
@@ -92,8 +93,8 @@ def choose_sources(
 ) -> SourceSelection:
     """Choose the source of every deployment.
 
-    review: of the holds, without which all of them stay. now: the time (UTC), after which no hold or trial can have
-    begun; "" if unknown. Raise FleetError if a rollback names no deployment.
+    review: which holds end; without it, all of them stay. now: the time (UTC), after which no hold or trial can have
+    begun; "" if unknown. Raise FleetError if a rollback does not name a deployment.
     """
     histories = {
         name: {host: _until(history, now) for host, history in found.items()}
@@ -103,7 +104,7 @@ def choose_sources(
     names = sorted({*wanted, *histories, *_running_deployments(fleet)}, key=natural)
     problems = list(_unknown(request, names))
     if request.operation == ROLLBACK and not request.deployments:
-        what = "is required: rollback.yml works on one deployment."
+        what = "is required: rollback.yml needs the name of a deployment."
         there = ", ".join(names) or "none"
         raise FleetError(
             [*problems, Problem(("deployment",), what, f"-e deployment=NAME; there are: {there}.")]
@@ -140,7 +141,7 @@ def choose_sources(
 
 
 def mark_ignored(selection: SourceSelection, review: HoldReview) -> SourceSelection:
-    """Return the selection with what was found out about holds that stay."""
+    """Return the selection with the result of the review of holds that stay."""
     found = {name: replace(selection.sources[name], ignored=True) for name in review.ignored}
     return replace(selection, sources={**selection.sources, **found}) if found else selection
 
@@ -152,7 +153,7 @@ def _restricted(host: Host, names: Collection[str]) -> Host:
 
 
 def _until(history: History, now: str) -> History:
-    """Return a record without a hold or trial of the future, by which one host would decide for all."""
+    """Return a record without a hold or trial that begins in the future, by which one host would decide for all."""
     held, trial = history.held, history.trial
     if not now or max(held.since if held else "", trial.since if trial else "") <= now:
         return history
@@ -163,13 +164,13 @@ def _until(history: History, now: str) -> History:
     )
 
 
-def ahead_of_time(fleet: Fleet, now: str) -> Iterator[str]:
-    """Yield a warning for each record with a hold or trial of the future."""
+def clock_warnings(fleet: Fleet, now: str) -> Iterator[str]:
+    """Yield a warning for each record with a hold or trial that begins in the future."""
     for name, found in histories_of(fleet).items() if now else ():
         for host, history in found.items():
             if _until(history, now) is not history:
                 yield (
-                    f"{host}: its hold or trial of {name} begins in the future, and does not count. Compare its clock "
+                    f"{host}: its hold or trial of {name} begins in the future and is ignored. Compare its clock "
                     "with that of this machine (timedatectl)"
                 )
 
@@ -214,7 +215,9 @@ def _running_deployments(fleet: Fleet) -> set[str]:
 def _unknown(request: OperationRequest, names: Iterable[str]) -> Iterable[Problem]:
     for name in sorted(request.deployments or ()):
         if name not in names:
-            yield Problem((), f"there is no deployment {name!r}.", suggest(name, names) or "There is none.")
+            yield Problem(
+                (), f"there is no deployment {name!r}.", suggest(name, names) or "There are none at all."
+            )
 
 
 # ---- a deployment ------------------------------------------------------------------------------------
@@ -238,7 +241,7 @@ def _source_of(
 
 
 def _hold_of_rollback(number: int, request: OperationRequest, histories: Mapping[str, History]) -> Hold:
-    """Return the hold of a rollback: what was newer is what the operator turned back."""
+    """Return the hold of a rollback: the operator turned back all newer generations."""
     newer = {item.generation for history in histories.values() for item in history.kept} - {
         *range(number + 1)
     }
@@ -306,9 +309,9 @@ def _drop_incomplete_engines(
 ) -> tuple[StoredSelection, list[Problem]]:
     """Leave servers unchanged if their engine spans hosts and one of these is not in this run.
 
-    They cannot be rolled back alone, so a rollback that --limit restricts gets a problem, and all else a warning.
-    absent: hosts without an answer and excluded ones, which are no reason to leave the others as they are. spans: the
-    inventory's hosts of each deployment; a record's word about others is none either.
+    They cannot be rolled back alone, so a rollback that --limit restricts gets a problem, and everything else a
+    warning. absent: hosts without an answer and excluded ones, for which a rollback is not refused. spans: the
+    inventory's hosts of each deployment; nor is it refused for other hosts that a record names.
     """
     alone = [item for item in stored.stored if item.managed and not here.issuperset(item.member.hosts)]
     if not alone:
@@ -317,7 +320,7 @@ def _drop_incomplete_engines(
     for name in dict.fromkeys(item.deployment_name for item in alone):
         hosts = next(item.member.hosts for item in alone if item.deployment_name == name)
         gone = [item for item in hosts if item not in here]
-        what = f"{name} spans {', '.join(hosts)}, and this run lacks {', '.join(gone)}"
+        what = f"{name} spans {', '.join(hosts)}, but this run does not include {', '.join(gone)}"
         lacking = [item for item in gone if item not in absent and item in (spans.get(name) or gone)]
         if sources[name].kind == ROLLED_BACK and lacking:
             problems.append(Problem((), f"{what}.", "Add them to --limit.", (host.name,)))
@@ -351,7 +354,9 @@ def _select_stored(host: Host, sources: Mapping[str, DeploymentSource]) -> Store
                 stored += [RecordedInstance(record, member, path) for member in record.members]
             elif source.kind == HELD and name in there and not history.kept:
                 left += there[name]  # its record is lost, so nobody knows what was turned back here
-                warnings.append(f"{name} is held, and has no record of its generations here: left as it is")
+                warnings.append(
+                    f"{name} is held, but has no record of its generations here: it is left as it is"
+                )
             elif name in there:
                 warnings.append(
                     f"{name} did not exist here as of generation {source.generation}: its instances are removed"

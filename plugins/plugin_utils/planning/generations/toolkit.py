@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find what an update of the toolkit changes: the inventory defines the same, and other files are rendered. Pure."""
+"""Find what an update of the toolkit changes: the same inventory is rendered to other files. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ToolkitChange:
 
     @property
     def text(self) -> str:
-        """Return the update; two checkouts may be of one release."""
+        """Return the update as text; two checkouts may be of one release."""
         if self.before == self.after:
             return f"toolkit {self.after} (another checkout)"
         return f"toolkit {self.before} → {self.after}"
@@ -34,7 +34,7 @@ def toolkit_change(old: Generation | None, new: Generation) -> ToolkitChange | N
 
 
 def _given(made: Generation) -> tuple[Any, ...]:
-    """Return what a generation does not have from the toolkit."""
+    """Return the part of a generation that does not come from the toolkit."""
     places = [(item.name, item.ports, item.render_nodes, item.share, item.hosts) for item in made.members]
     return (
         made.definition,

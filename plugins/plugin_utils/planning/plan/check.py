@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a fleet before anything is asked of registries and hubs: which hosts can be planned, and where instances go."""
+"""Check a fleet before registries and hubs are contacted: which hosts can be planned, and where instances go."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class CheckedFleet:
 
     @property
     def composed(self) -> Fleet:
-        """The fleet with the deployments that are composed: what comes from records needs nothing of elsewhere."""
+        """Return the fleet with the deployments that are composed: those from records need nothing from elsewhere."""
         return self.selection.fleet
 
     @property
     def candidates(self) -> Fleet:
-        """The fleet with these and the held deployments, of which it is not known yet whether they are composed."""
+        """Return the fleet with these and the held deployments, which may turn out to be composed."""
         return self.selection.candidates
 
 
@@ -48,10 +48,10 @@ def check_fleet(
     now: str = "",
     review: HoldReview = NOT_REVIEWED,
 ) -> CheckedFleet:
-    """Lay out the instances on the hosts that can be planned; asks nothing of registries and hubs.
+    """Lay out the instances on the hosts that can be planned, without contacting registries and hubs.
 
-    review: of the holds. Raise FleetError for errors of the inventory and of the request, which no host can be left out
-    for.
+    review: of the holds. Raise FleetError for errors in the inventory and in the request, which leaving hosts out
+    cannot solve.
     """
     fleet = without_excluded(fleet, request.operation)
     checked = _laid_out(fleet, request, now, review)
@@ -68,7 +68,7 @@ def check_fleet(
 
 
 def _laid_out(fleet: Fleet, request: OperationRequest, now: str, review: HoldReview) -> CheckedFleet:
-    if fleet.excluded and not fleet.hosts:  # each of them has its reason, which is all there is to say
+    if fleet.excluded and not fleet.hosts:  # the hosts' own reasons say everything
         return CheckedFleet(fleet, request, SourceSelection(fleet, fleet, {}), {})
     try:
         selection = choose_sources(fleet, request, review, now)
@@ -79,7 +79,7 @@ def _laid_out(fleet: Fleet, request: OperationRequest, now: str, review: HoldRev
 
 
 def excluded_hosts(fleet: Fleet) -> Iterable[Problem]:
-    """Yield the hosts that were left out: what a refused run lacks may be there."""
+    """Yield the hosts that were left out: what a refused run misses may be on them."""
     for name, why in fleet.excluded:
         yield Problem((), f"is left out: {why}", "", (name,))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say whether the fetches of a plan may begin now, and what of them a proxy would not find. Pure."""
+"""Check whether the fetches of a plan may begin now, and which of them would fail through a proxy. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .host_plan import FleetPlan
 
 
 def outside_window(plan: FleetPlan, now: datetime) -> tuple[Problem, ...]:
-    """Return the hosts that would fetch outside of their hours, by window."""
-    # What waits for an image whose software has to be read first is among the downloads only.
+    """Return a problem for each window with the hosts that would fetch outside it."""
+    # What waits for an image whose software must be read first is only among the downloads.
     downloading = {name for item in plan.downloads for name in item.hosts}
     found: dict[FetchWindow, list[str]] = {}
     for host in plan.hosts:
@@ -33,13 +33,13 @@ def outside_window(plan: FleetPlan, now: datetime) -> tuple[Problem, ...]:
 
 def _problem(window: FetchWindow, names: Sequence[str], now: datetime) -> Problem:
     opens = window.opens(now)
-    what = f"images or weights are to be fetched, and {window.text} is over or has not begun."
+    what = f"images or weights must be fetched, but it is outside the window {window.text}."
     fix = f"It begins {opens:%Y-%m-%d %H:%M} {window.zone}; to fetch now, add -e {NOW}=true."
     return Problem((VARIABLE,), what, fix, tuple(names))
 
 
 def proxy_warnings(host: Host) -> tuple[str, ...]:
-    """Return a warning about servers of one's own network that a host would ask its proxy for."""
+    """Return a warning about servers of the own network that a host would try to reach through its proxy."""
     settings = host.settings
     if settings.no_proxy is None or settings.air_gap:
         return ()
@@ -51,6 +51,6 @@ def proxy_warnings(host: Host) -> tuple[str, ...]:
         return ()
     line = ",".join(filter(None, (settings.no_proxy, *missing)))
     return (
-        f"{', '.join(missing)} would be looked for behind the proxy of instinct_proxy: write its no_proxy as {line!r}, "
-        "and the same in the configuration of a Docker that was not installed by the toolkit",
+        f"{', '.join(missing)} would be reached through the proxy of instinct_proxy: set its no_proxy to {line!r}, and "
+        "set the same for Docker if the toolkit did not install it",
     )

@@ -19,9 +19,9 @@ def foreign_model_names(
 ) -> dict[str, str]:
     """Return the hosts with a record that takes the model of another deployment, each with the reason.
 
-    What a load balancer asks an instance for already was given to it by an earlier inventory. So was what it serves
-    while its deployment and one that has the model are held together: the inventory's edit, which leaves the model to
-    that one, was undone.
+    A model for which a load balancer already uses an instance was given to it by an earlier inventory. So was one that
+    an instance serves while its deployment and the model's owner are held together: the edit of the inventory that
+    moved the model was undone.
     """
     asked = {
         (server.of, model)
@@ -39,7 +39,7 @@ def foreign_model_names(
     together = cache(partial(held_together, fleet))
     for stages in planned:
         for item in stages.serve.instances:
-            # One that works for another server is never asked.
+            # An instance that works for another server never gets requests.
             made = (
                 item.generation if isinstance(item, RecordedInstance) and not item.member.headless else None
             )
@@ -53,8 +53,8 @@ def foreign_model_names(
                 if not any(together(made.deployment, other) for other in others):
                     claims.setdefault(made.deployment, {})[stages.host.name] = model
     return {
-        host: f"by its record {name} serves the model {model}, which the inventory gives to another deployment. Delete "
-        f"/etc/instinct-fleet/generations/{name} there, and run again."
+        host: f"its record says that {name} serves the model {model}, which the inventory gives to another deployment. "
+        f"Delete /etc/instinct-fleet/generations/{name} there, and run again."
         for name, found in claims.items()
         if name in known or len(found) == 1  # else it was renamed, and what runs has the old name
         for host, model in found.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finished plan: what is to be done on each host, and its form in plan.json."""
+"""Hold a finished plan: what a run does on each host, and its form in plan.json."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ ROLES = ("host_prep", "distribution", "vllm_image", "hf_model", "instance_key", 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """What is to be done on one host, and what it will run.
+    """What a run does on one host, and what the host will run.
 
     policies: instances that only get their restart policy back. untouched: instances that are neither started nor
     removed. records, bindings: for the node's store of generations. assumed: of a host that was not contacted.
     transfers: names of those in which it takes part; build_transfers: of images that a host has built. pushes: images
-    that it pushes to a registry. repositories: models made on the fleet that come here.
+    that it pushes to a registry. repositories: models made on the fleet that are sent here.
     """
 
     host: Host
@@ -67,21 +67,21 @@ class HostPlan:
 
     @property
     def partial(self) -> bool:
-        """Images have to be asked what they hold before the rest can be planned."""
+        """Return whether images must be inspected before the rest can be planned."""
         return bool(self.unknown)
 
     @property
     def builds(self) -> bool:
-        """Images are built, pushed, or received from the host that builds them: what comes of it is pinned then."""
+        """Return whether images are built, pushed, or received from the host that builds them; they are then pinned."""
         return bool(self.pushes) or any(image.build for image in self.images)
 
     @property
     def passes_builds(self) -> bool:
-        """It builds an image, or gives one to others, or gets it."""
+        """Return whether it builds an image, sends one to others, or receives one."""
         return self.builds or bool(self.build_transfers) or any(image.of_build for image in self.images)
 
     def _build_steps(self) -> dict[str, Any]:
-        """Return what is done about images that hosts build, in this order; nothing where there are none."""
+        """Return the steps for images that hosts build, in this order; nothing if there are none."""
         found = {
             "build": [item.to_json() for item in self.images if item.build and not item.source],
             "push": [item.to_json() for item in self.pushes],
@@ -96,13 +96,13 @@ class HostPlan:
 
     @property
     def todo(self) -> tuple[str, ...]:
-        """Roles with something to do, in the order in which they run."""
+        """Return the roles with something to do, in the order in which they run."""
         needed = {action.role for action in self.actions}
         return tuple(role for role in ROLES if role in needed)
 
     @property
     def _down(self) -> set[str]:
-        """Instances that exist and do not run, and those that the host's record has and that do not exist."""
+        """Return the instances that are not running, and those in the host's record that do not exist."""
         state = self.host.state
         if state is None:
             return set()
@@ -112,7 +112,7 @@ class HostPlan:
         return there.union(*(item.specs for item in made)) - alive
 
     def to_json(self) -> dict[str, Any]:
-        """A host's part of plan.json."""
+        """Return the host's part of plan.json."""
         settings, state = self.host.settings, self.host.state
         servers = {item.name: item.server for item in self.instances}
         kinds = {action.kind for action in self.actions}
@@ -186,22 +186,22 @@ class FleetPlan:
 
     @property
     def partial(self) -> tuple[str, ...]:
-        """Images that have to be asked what they hold before everything can be planned."""
+        """Return the images that must be inspected before everything can be planned."""
         return unique(ref for host in self.hosts for ref in host.unknown)
 
     @property
     def ignored(self) -> list[str]:
-        """What the inventory defines and the run leaves out, as it was turned back."""
+        """Return the inventory's definitions that the run ignores because they were turned back."""
         return ignored_texts(self.revisions)
 
     @property
     def changes(self) -> int:
-        """The number of actions on all hosts."""
+        """Return the number of actions on all hosts."""
         actions = [*(host.actions for host in self.hosts), *(item.actions for item in self.balancers)]
         return sum(map(len, (*actions, *(item.actions for item in self.former))))
 
     def to_json(self) -> dict[str, Any]:
-        """plan.json; its schema is catalog/schemas/plan.schema.json."""
+        """Return plan.json; its schema is catalog/schemas/plan.schema.json."""
         return {
             "schema": SCHEMA,
             "deployments": list(unique(item.name for host in self.hosts for item in host.host.deployments)),
@@ -232,6 +232,6 @@ def host_backends(plan: HostPlan, inventory: Host | None = None) -> HostBackends
 
 
 def _stop_spec(name: str, server: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is needed to stop an instance; no deployment may describe it any more."""
+    """Return what is needed to stop an instance, even if no deployment defines it any more."""
     seconds = server["stop_timeout"] if server else 120
     return {"name": name, "container_name": container_name(name), "stop_timeout": seconds}

@@ -37,7 +37,7 @@ def engine_servers(hosts: Sequence[HostStages]) -> dict[Key, list[EngineServer]]
 def _engine(host: str, item: Any) -> Key | None:
     """Return what the servers of an engine have in common; None for a single server, and for one that is not changed.
 
-    Of a stored server only the hosts are known, and that the engine has one server on each.
+    Of a stored server, only the hosts are known; its engine has one server on each.
     """
     instance = getattr(item, "instance", None)
     if instance is None:
@@ -56,7 +56,7 @@ def _engine(host: str, item: Any) -> Key | None:
 def peer_starts(hosts: Sequence[HostStages]) -> Mapping[str, list[Action]]:
     """Return, by host, actions for running peers of servers that are started or replaced.
 
-    Peers stop and start together, as their supervisors ensure. With an action they are also drained first, and the run
+    Peers stop and start together, as their supervisors ensure. With an action, they are also drained first, and the run
     waits for them.
     """
     found: dict[str, list[Action]] = {stages.host.name: [] for stages in hosts}
@@ -89,7 +89,7 @@ def _alive(plan: HostStages, name: str) -> bool:
 
 
 def engine_mismatches(hosts: Sequence[HostStages]) -> Iterable[Problem]:
-    """Yield problems of servers that cannot work as one engine: other images or vLLMs, or variables that Ray shares."""
+    """Yield problems of servers that cannot form one engine: different images, vLLMs, or variables that Ray shares."""
     for parts in engine_servers(hosts).values():
         made = {
             part: instance
@@ -129,6 +129,6 @@ def _ray_mixes(host: str, head: str, mine: Any, theirs: Any) -> Iterable[Problem
         what = f"{name} is {each}, but with Ray all hosts get the head's value."
         fix = (
             f"Use vLLM's own launcher (vLLM {launcher_since(mine.tuned.table)} or newer, no executor), or give "
-            "interfaces and devices the same names."
+            "interfaces and devices the same names on all hosts."
         )
         yield Problem((*mine.deployment.path, "nodes"), what, fix, (host,))

@@ -28,7 +28,7 @@ from ..fetching.transfers import Transfer, plan_transfers, transfers_by_host
 from ..generations.bindings import binding_warnings
 from ..generations.holds import review_holds
 from ..generations.revisions import RevisionChange, revision_changes
-from ..generations.sources import SourceSelection, ahead_of_time, mark_ignored
+from ..generations.sources import SourceSelection, clock_warnings, mark_ignored
 from ..instances.factory import InstanceFactory
 from .check import CheckedFleet, check_fleet, raise_problems
 from .foreign_models import foreign_model_names
@@ -43,8 +43,8 @@ from .stages import HostStages, plan_stages, record_stage
 class FleetInputs:
     """What the plan of a fleet is made from.
 
-    again: the hosts that are planned a second time in a run, which pass on among themselves what they lack now; the
-    others go by the first plan. Models that were made on the fleet are planned alike both times, as they move later.
+    again: the hosts that are planned a second time in a run, which now give each other what they still need; the others
+    keep to the first plan. Models that were made on the fleet are planned the same way both times, as they move later.
     """
 
     checked: CheckedFleet
@@ -75,44 +75,44 @@ class DraftedFleet(ReviewedFleet):
 
     @property
     def moving(self) -> list[HostStages]:
-        """Return the hosts that pass on among themselves what they lack."""
+        """Return the hosts that give each other what they need."""
         return [item for item in self.stages if self.again is None or item.host.name in self.again]
 
     @property
-    def beside(self) -> list[Host]:
+    def moving_hosts(self) -> list[Host]:
         """Return the same, as hosts."""
         return [item.host for item in self.moving]
 
     @property
-    def lacking(self) -> list[tuple[Host, tuple[ImageStep, ...]]]:
-        """Return the same, each with the images that it lacks."""
+    def missing_images(self) -> list[tuple[Host, tuple[ImageStep, ...]]]:
+        """Return the same, each with the images that it needs."""
         return [(item.host, item.fetch.images) for item in self.moving]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedFleet(DraftedFleet):
-    """judged: what is downloaded, and by which terms."""
+    """judged: what is downloaded, and on which terms."""
 
     judged: JudgedDownloads
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiftedFleet(JudgedFleet):
-    """unable: the hosts that lack what the plan needs of them, and why."""
+    """unable: the hosts that cannot do what the plan requires of them, and why."""
 
     unable: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberedFleet(SiftedFleet):
-    """revisions: what becomes of each deployment's generations."""
+    """revisions: what happens to each deployment's generations."""
 
     revisions: tuple[RevisionChange, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedFleet(NumberedFleet):
-    """transfers, pushes: what hosts give each other, and to registries. warnings: of the run."""
+    """transfers, pushes: what hosts give to each other and to registries. warnings: of the run."""
 
     transfers: tuple[Transfer, ...]
     pushes: tuple[Push, ...]
@@ -144,7 +144,7 @@ class LimitedFleet(BalancedFleet):
 
 
 def review_held_deployments(state: FleetInputs) -> ReviewedFleet:
-    """Add where deployments come from: one whose hold ends is composed from the inventory after all."""
+    """Add where deployments come from: one whose hold ends is composed from the inventory again."""
     checked = state.checked
     review = review_holds(checked.fleet, checked.selection, state.factory)
     if review.released:
@@ -177,7 +177,7 @@ def draft_hosts(state: ReviewedFleet) -> DraftedFleet:
 
 
 def judge_terms(state: DraftedFleet) -> JudgedFleet:
-    """Add what is downloaded, and whether its licences and the hub's terms allow that."""
+    """Add what is downloaded, and whether licences and the hub's terms allow it."""
     downloads = (item for stages in state.stages for item in stages.fetch.downloads)
     factory = state.factory
     judged = judge_downloads(downloads, state.fleet.hosts, factory.lock, factory.knowledge.licenses)
@@ -185,7 +185,7 @@ def judge_terms(state: DraftedFleet) -> JudgedFleet:
 
 
 def refuse_problems(state: JudgedFleet) -> JudgedFleet:
-    """Add nothing: raise FleetError for problems of the inventory, which no host can be left out for."""
+    """Add nothing: raise FleetError for problems of the inventory, which leaving hosts out cannot solve."""
     problems = [*state.problems, *state.judged.problems]
     if state.endpoint and state.endpoint.hosts:
         names = {one.name for host in state.fleet.hosts for one in host.deployments}
@@ -199,7 +199,7 @@ def sift_hosts(state: JudgedFleet) -> SiftedFleet:
     fleet, checked = state.fleet, state.checked
     unable = {item.host.name: joined_text(item.obstacles) for item in state.stages if item.obstacles}
     unable.update(state.unlike)
-    builds = build_obstacles(state.lacking, state.beside, state.again is not None)
+    builds = build_obstacles(state.missing_images, state.moving_hosts, state.again is not None)
     for obstacles in (builds, repository_obstacles(fleet.hosts)):
         unable.update({name: joined_text(problems) for name, problems in obstacles.items()})
     unable.update(foreign_model_names(checked.fleet, state.stages, state.endpoint) if state.endpoint else {})
@@ -216,12 +216,18 @@ def number_generations(state: SiftedFleet) -> NumberedFleet:
 
 
 def share_content(state: NumberedFleet) -> SharedFleet:
-    """Add what hosts give each other instead of fetching it several times, and what they push to registries."""
+    """Add what hosts give each other so that it is fetched only once, and what they push to registries."""
     moved = [(item.host, item.fetch.images, item.fetch.models) for item in state.moving]
-    transfers, warnings = plan_transfers(moved, state.beside)
+    transfers, warnings = plan_transfers(moved, state.moving_hosts)
     raise_problems(air_gap_problems(moved, transfers), state.fleet)
-    transfers += build_transfers(state.lacking, state.beside) + repository_transfers(state.fleet.hosts)
-    pushes = plan_pushes(state.lacking, state.beside, state.factory.lock) if state.again is None else ()
+    transfers += build_transfers(state.missing_images, state.moving_hosts) + repository_transfers(
+        state.fleet.hosts
+    )
+    pushes = (
+        plan_pushes(state.missing_images, state.moving_hosts, state.factory.lock)
+        if state.again is None
+        else ()
+    )
     return extend(
         SharedFleet,
         state,
@@ -231,7 +237,7 @@ def share_content(state: NumberedFleet) -> SharedFleet:
             *state.judged.warnings,
             *warnings,
             *binding_warnings(state.revisions),
-            *ahead_of_time(state.checked.fleet, state.checked.now),
+            *clock_warnings(state.checked.fleet, state.checked.now),
         ),
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hosts serve, for the load balancers: as planned, and what runs at present. Pure."""
+"""Describe what hosts serve, for the load balancers: as planned, and as it runs at present. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .host_plan import HostPlan, host_backends
 
 
 def routing(fleet: Fleet) -> dict[str, bool]:
-    """The deployments of this run, and whether they are routed by prefix."""
+    """Return the deployments of this run, each with whether it is routed by prefix."""
     return {item.name: item.routing == "prefix" for host in fleet.hosts for item in host.deployments}
 
 
 def hosts_unknown_to_balancers(endpoint: EndpointInputs, hosts: Iterable[Host]) -> set[str]:
-    """Return the hosts of which some load balancer lacks an instance, or has it as one that is to come.
+    """Return the hosts with a running instance that a load balancer does not have, or has as still to come.
 
-    The load balancer or the instance is new, or the instance comes again.
+    The load balancer or the instance is new, or the instance has returned.
     """
     there = {
         (host.name, item.name)
@@ -41,10 +41,10 @@ def hosts_unknown_to_balancers(endpoint: EndpointInputs, hosts: Iterable[Host]) 
 
 
 def served_backends(plan: HostPlan, inventory: Host, with_present: bool) -> HostBackends:
-    """What a host serves, for the load balancers. inventory: the host with all its deployments.
+    """Return what a host serves, for the load balancers. inventory: the host with all its deployments.
 
-    with_present: also what runs at present, for a load balancer that does not know it yet; as well where something of
-    it changes.
+    with_present: include what runs at present, for a load balancer that does not have it yet. It is also included if
+    any of it changes.
     """
     state = plan.host.state
     alive = {item.name for item in state.instances if item.state in ALIVE} if state else set()

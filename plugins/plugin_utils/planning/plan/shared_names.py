@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deployments that share a model name: whether they serve one model, and what clients notice of the others. Pure.
+"""Compare deployments that share a model name: whether they serve one model, and how clients see they differ. Pure.
 
 A load balancer sends a request for a shared name to whichever instance has the fewest requests, so two answers to one
 client may come from two deployments.
@@ -39,22 +39,22 @@ NOTICED = {
     "--max-logprobs": ("most log probabilities", "the release's"),
     "--limit-mm-per-prompt": ("media per prompt", "the release's"),
 }
-"""Flags that change what clients may send or what they get, each with a title and what holds without the flag.
+"""Flags that change what clients may send or what they get, each with a title and the value without the flag.
 
 Flags that choose how an answer is computed are not among them.
 """
 COMMIT = 12
 LONGEST = 40
-"""Characters that are shown of a commit, and of any other value: a template may be a whole file."""
+"""How many characters of a commit, and of any other value, are shown: a template may be a whole file."""
 
 
 # ---- other models ------------------------------------------------------------------------------------
 
 
 def mixed_models(fleet: Fleet, composed: Collection[str]) -> Iterator[Problem]:
-    """Yield a problem for model names under which clients would get one of several models, unless all agree to that.
+    """Yield a problem for model names under which clients would get one of several models, unless all allow that.
 
-    composed: deployments whose definitions this run carries out; a name that none of them serves stays as it is.
+    composed: deployments whose definitions this run applies; a name that none of them serves stays as it is.
     """
     users: dict[str, list[tuple[Deployment, tuple[str, str]]]] = {}
     every = {id(item): item for host in fleet.hosts for item in host.deployments if item.endpoint}
@@ -76,7 +76,7 @@ def mixed_models(fleet: Fleet, composed: Collection[str]) -> Iterator[Problem]:
         given = " or ".join(f"{_model(*model)} ({' and '.join(some)})" for model, some in by_model.items())
         yield Problem(
             (*list(lacking.values())[-1].path, "served_model_name"),
-            f"clients that ask for {', '.join(names)} would get {given}, whichever has the fewest requests.",
+            f"clients that request {', '.join(names)} would get {given}, whichever has the fewest requests.",
             f"Serve each model under a name of its own, or set mixed_models: true in {' and '.join(lacking)}.",
         )
 
@@ -89,7 +89,7 @@ def _model(model: str, adapter: str) -> str:
 
 
 def differences(hosts: Iterable[HostStages]) -> list[str]:
-    """Return what clients notice of the deployments that share model names, a text for each set of deployments."""
+    """Return the differences that clients notice between deployments with a common model name, a text for each set."""
     users: dict[str, dict[str, dict[int, Serving]]] = {}
     for stages in hosts:
         for item in stages.serve.instances:
@@ -111,14 +111,14 @@ def differences(hosts: Iterable[HostStages]) -> list[str]:
 
 
 def _variant(item: Serving) -> int:
-    """Return what instances have in common that clients cannot tell apart."""
+    """Return a number that is the same for instances that clients cannot tell apart."""
     return id(item.instance.tuned if isinstance(item, PlannedInstance) else item.generation)
 
 
 def _differing(deployments: Mapping[str, Sequence[Serving]]) -> list[str]:
     """Return each trait that is not the same everywhere, with the deployments of each value.
 
-    A trait that is unknown of one of them is left out.
+    A trait that is unknown for one of them is left out.
     """
     traits = [(name, _traits(item)) for name, items in deployments.items() for item in items]
     found = []
@@ -133,7 +133,7 @@ def _differing(deployments: Mapping[str, Sequence[Serving]]) -> list[str]:
 
 
 def _traits(item: Serving) -> dict[str, str]:
-    """Return what clients notice of an instance, by the names of traits; "" for what is not known."""
+    """Return what clients notice of an instance, by the names of traits; "" for unknown values."""
     described, flags = item.described, _flags(_command(item))
     found = {"model": str(described["model"])}
     found["revision"] = str(described["commit"] or "")[:COMMIT] or " ".join(flags.get("--revision", ()))
@@ -155,7 +155,7 @@ def _command(item: Serving) -> Sequence[str]:
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Return the flags of a command with the words behind them; "no" stands behind one that is switched off."""
+    """Return the flags of a command with the words that follow them; "no" follows one that is switched off."""
     found: dict[str, list[str]] = {}
     values: list[str] = []
     for word in words:
@@ -174,7 +174,7 @@ def _adapter(word: str) -> str:
 
 
 def _short(value: str) -> str:
-    """Return a value as it is shown: digits in groups, a long text by its start and its hash."""
+    """Return a value as it is shown: digits in groups, a long text by its beginning and its hash."""
     if value.isdecimal() and len(value) <= LONGEST:
         return f"{int(value):,}"
     text = " ".join(value.split())

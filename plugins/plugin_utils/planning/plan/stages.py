@@ -35,7 +35,7 @@ from .host_plan import HostPlan
 
 @dataclass(frozen=True)
 class FetchStage:
-    """What a host gets before anything that serves is touched."""
+    """What a host fetches before anything that serves is touched."""
 
     actions: tuple[Action, ...]
     packages: tuple[str, ...]
@@ -67,7 +67,7 @@ class ServeStage:
 
 @dataclass(frozen=True)
 class RecordStage:
-    """What a host records of its generations. records, bindings: for the node's store of generations."""
+    """What a host records about its generations. records, bindings: for the node's store of generations."""
 
     actions: tuple[Action, ...] = ()
     records: tuple[Mapping[str, Any], ...] = ()
@@ -78,9 +78,9 @@ class RecordStage:
 class HostStages:
     """A host's plan, stage by stage.
 
-    untouched: instances that are neither started nor removed. unknown: images whose software has to be read first.
-    problems: of the inventory. obstacles: what this host lacks for the plan, which concerns no other host. assumed: of
-    a host that was not contacted.
+    untouched: instances that are neither started nor removed. unknown: images whose software must be read first.
+    problems: of the inventory. obstacles: what prevents the plan on this host alone. assumed: of a host that was not
+    contacted.
     """
 
     host: Host
@@ -97,7 +97,7 @@ class HostStages:
 
     @property
     def composed(self) -> ComposedHost:
-        """What the host is to have of the deployments that are composed."""
+        """Return what the host should have of the deployments that are composed."""
         instances: dict[str, list[PlannedInstance]] = {}
         for item in self.serve.instances:
             if isinstance(item, PlannedInstance):
@@ -115,7 +115,7 @@ class HostStages:
     ) -> HostPlan:
         """Return the host's plan.
 
-        peers: starts of servers whose engine starts on another host. shared: transfers. pushes: of all hosts.
+        peers: starts of servers whose engine starts on another host. shared: its transfers. pushes: those of all hosts.
         """
         fetch, serve = _received(self.host, self.fetch, shared, pushes), self.serve
         own_pushes = tuple(item for item in pushes if item.host == self.host.name)
@@ -167,7 +167,7 @@ def plan_stages(
     selection: SourceSelection,
     arriving: Sequence[tuple[str, int]] = (),
 ) -> HostStages:
-    """Plan what one host fetches and serves. What it serves waits for images whose software has to be read.
+    """Plan what one host fetches and serves. What it serves waits for images whose software must be read.
 
     arriving: names and bytes of models that come from other hosts of the fleet.
     """
@@ -192,7 +192,7 @@ def plan_stages(
 
 
 def record_stage(stages: HostStages, revisions: Sequence[RevisionChange]) -> RecordStage:
-    """Plan what the host records of its generations, which comes before anything stops."""
+    """Plan what the host records about its generations, before anything stops."""
     name = stages.host.name
     bound_here = () if stages.unknown else bindings(stages.host, revisions)
     actions = (*record_actions(name, revisions), *(action for _unused, action in bound_here))
@@ -217,7 +217,7 @@ def _fetch(
     obstacles, warnings = check_disk(host, *fetched, arriving, lock)
     obstacles = (*obstacles, *check_quota(host, *fetched, arriving, lock))
     downloads = tuple(steps.downloads(host, lock))
-    if unknown:  # the weights come later in the same run, and must have room then
+    if unknown:  # the weights come later in the same run, and must fit on the disk then
         models = ()
     return FetchStage(
         actions=(*first, *(action for _unused, action in (*images, *models))),
@@ -233,7 +233,7 @@ def _fetch(
 def _received(
     host: Host, fetch: FetchStage, shared: Sequence[HostTransfer], pushes: Sequence[Push]
 ) -> FetchStage:
-    """Return the stage of a host to which others bring images that they build: it needs no tools for that."""
+    """Return the stage of a host that gets images which others build, for which it needs no build tools."""
     sources = {item.name: item.host for item in pushes if item.host != host.name}
     sources.update({item.name: item.seed for item in shared if not item.seeds})
     images = tuple(mark_received(item, sources) for item in fetch.images)
@@ -253,7 +253,7 @@ def _received(
 
 
 def _way(image: ImageStep) -> str:
-    """Return how an image that another host has built comes to this one."""
+    """Return how an image that another host builds gets to this one."""
     if image.build and image.awaited:
         return f"pulled from {image.build.push_to}, to which {image.source} pushes it"
     return f"received from {image.source}, which builds it once"
@@ -309,7 +309,7 @@ def _serve(
 def _servers(
     host: Host, layout: Layout, instances: Iterable[Serving], left: Collection[str]
 ) -> tuple[tuple[Action, ...], tuple[Action, ...], tuple[Action, ...]]:
-    """Return the actions that start instances, give them their restart policy back, and remove them."""
+    """Return the actions that start instances, restore their restart policies, and remove them."""
     there = {item.name: item for item in host.state.instances} if host.state else {}
     wanted = {item.name: item for item in instances}
     start, policies = [], []
@@ -349,13 +349,13 @@ def _warnings(host: Host, layout: Layout) -> tuple[str, ...]:
         if build and not (len(build.ref) == 40 and all(char in "0123456789abcdef" for char in build.ref)):
             found.append(
                 f"deployment {deployment.name} builds {build.ref}, which may move: "
-                "name a commit, so that it can be built again"
+                "name a commit, so that the build can be repeated"
             )
     return tuple(item for item in found if item)
 
 
 def _unreachable_listen_address(host: Host) -> list[Problem]:
-    """The host's address where a load balancer has to reach its instances, and they cannot listen there."""
+    """Return a problem if a load balancer must reach the instances at an address where they cannot listen."""
     interfaces = host.state.interfaces if host.state else ()
     own = not interfaces or any(host.listen in item.addresses for item in interfaces)
     if host.listen == LOOPBACK or (host.listen and own):
@@ -363,15 +363,15 @@ def _unreachable_listen_address(host: Host) -> list[Problem]:
     if not any(item.endpoint and not item.listen for item in host.deployments):
         return []
     what = (
-        f"a load balancer on another host has to reach the instances, but {host.address} is not an IP address of "
-        "this host."
+        f"a load balancer on another host must reach the instances, but {host.address} is not an IP address of this "
+        "host."
     )
     fix = "Set instinct_address (or listen in the deployments) to the address on which they should listen."
     return [Problem((), what, fix, (host.name,))]
 
 
 def check_host(host: Host) -> tuple[Problem, ...]:
-    """Return what keeps a host from being planned: not root, unclear deployments, no usable address."""
+    """Return what prevents a host from being planned: not root, undefined deployments, no usable address."""
     found: list[Problem] = []
     if host.state is not None and host.state.euid != 0:
         what = f"not root: the module ran with user id {host.state.euid}."
