@@ -338,7 +338,10 @@ def test_check_mode_writes_nothing(verdict: Run, tmp_path: Path) -> None:
     [
         ({"runs": 3}, "canary_runs is 3: fewer than 4 runs prove nothing."),
         ({"runs": 6, "max_runs": 5}, "canary_max_runs is 5, less than canary_runs (6)."),
-        ({"accuracy_tolerance": 0}, "canary_accuracy_tolerance is 0 points: name one above 0, up to 100."),
+        (
+            {"accuracy_tolerance": 0},
+            "canary_accuracy_tolerance is 0 points: it must be above 0, and at most 100.",
+        ),
         ({"tolerance": 0}, "canary_tolerance is 0, which is not a usable percentage"),
         ({"tolerance": 100}, "canary_tolerance is 100"),
         ({"run": "../x"}, "cannot name a run"),

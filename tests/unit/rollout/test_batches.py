@@ -526,7 +526,7 @@ WRONG = {
     "serial takes too many": (
         fleet(2, 2),
         RolloutPolicy(serial=(3,)),
-        "rollout_serial: [3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service; "
+        "rollout_serial: [3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service, but "
         "rollout_min_available requires 2. At most 2 fit: -e rollout_serial=2.",
     ),
     "a percentage takes too many": (
@@ -542,14 +542,14 @@ WRONG = {
             *(member("n1", index, changes=False) for index in (3, 4)),
         ],
         RolloutPolicy(serial=("100%",), min_available="75%", canary=False),
-        "rollout_serial: [100%] lets 2 groups change at a time, which leaves 2 of 5 engines of llama in service; "
+        "rollout_serial: [100%] lets 2 groups change at a time, which leaves 2 of 5 engines of llama in service, but "
         "rollout_min_available requires 4. At most 1 fit: -e rollout_serial=1.",
     ),
     "they must change together": (
         [member("n1", 0, new=place(1, 8000)), member("n1", 1, new=place(0, 8001)), *fleet(1, 3)[2:]],
         RolloutPolicy(),
-        "rollout_min_available (host n1): n1 llama-0 + llama-1 have to change together, because one takes over GPUs or "
-        "ports of another; that leaves 1, and rollout_min_available requires 2 of 3 engines of llama in service. Keep "
+        "rollout_min_available (host n1): n1 llama-0 + llama-1 must change together, because one takes over GPUs or "
+        "ports of another; that leaves 1, but rollout_min_available requires 2 of 3 engines of llama in service. Keep "
         "their GPUs and ports, or accept less capacity: -e rollout_min_available=1.",
     ),
     "one of two deployments has no room": (
@@ -560,7 +560,7 @@ WRONG = {
             member("n2", 2, deployment="qwen", changes=False),
         ],
         RolloutPolicy(min_available=2),
-        "changing n1 llama-0 + qwen-2 leaves 1, and rollout_min_available requires 2 of 2 engines of qwen in service",
+        "changing n1 llama-0 + qwen-2 leaves 1, but rollout_min_available requires 2 of 2 engines of qwen in service",
     ),
     "nothing may go": (
         fleet(1, 2),
@@ -580,7 +580,7 @@ WRONG = {
     "too few serve already": (
         [*(member("n1", index, in_service=False, changes=False) for index in (0, 1)), *fleet(1, 4)[2:]],
         RolloutPolicy(),
-        "only 2 of 4 engines of llama serve, and rollout_min_available requires 2 of 4 engines of llama in service",
+        "only 2 of 4 engines of llama serve, but rollout_min_available requires 2 of 4 engines of llama in service",
     ),
 }
 

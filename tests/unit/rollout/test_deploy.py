@@ -116,7 +116,7 @@ CASES = {
     ),
     "more has to stay than can": Case(
         CHANGED, values={"rollout_min_available": "100%"}, units=[[[name] for (name,) in batch] for batch in ALL],
-        canary="n1/llama-0", problems=("changing n1 llama-0 leaves 3, and rollout_min_available requires 4 of 4",),
+        canary="n1/llama-0", problems=("changing n1 llama-0 leaves 3, but rollout_min_available requires 4 of 4",),
     ),
     "one host has fewer": Case([deployment(gpus=[0])], units=[[["n1/llama-1"], ["n2/llama-1"]]]),
 }  # fmt: skip

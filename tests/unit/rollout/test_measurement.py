@@ -44,7 +44,7 @@ from tests.worlds.plan_world import SCHEMA, deployment, state
 from tests.worlds.rollout_balancer_world import PAIR, SEQS, SPANNING, States, after, planned, served
 
 CHANGED = [deployment(gpus=[0, 1], instances_per_host=2, **SEQS)]
-DOES_NOT_RUN = "does not run"
+DOES_NOT_RUN = "is not running"
 
 
 def server(host_name: str, index: int, port: int = 8000) -> str:
@@ -86,7 +86,7 @@ CASES = {
     "more at a time than the minimum allows": Case(
         values={"rollout_serial": 3}, units=[[*TURNS[0], *TURNS[1], *TURNS[2]], TURNS[3]],
         measured={"n1": [["llama-0", "llama-1"]], "n2": BOTH},
-        problems=("[3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service; "
+        problems=("[3] lets 3 groups change at a time, which leaves 1 of 4 engines of llama in service, but "
                   "rollout_min_available requires 2.",),
     ),
     "all at once, as the operator says": Case(
@@ -123,7 +123,7 @@ CASES = {
     "… not by an offline benchmark": Case(
         [SPANNING], request={"offline": True},
         omitted={"n1/llama-0": "spans several hosts, and an offline benchmark runs on one"},
-        problems=("no instance runs that this run can measure. n1/llama-0: spans several hosts, and an offline",),
+        problems=("this run can measure no instance. n1/llama-0: spans several hosts, and an offline",),
     ),
     "one instance of each host": Case(
         request={"instance": "llama-1"}, units=TURNS[2:], measured={"n1": [["llama-1"]], "n2": [["llama-1"]]},
@@ -132,7 +132,7 @@ CASES = {
     "nothing runs": Case(
         down=("n1/llama-0", "n1/llama-1", "n2/llama-0", "n2/llama-1"),
         omitted={name: DOES_NOT_RUN for ((name,),) in EACH},
-        problems=("no instance runs that this run can measure. n1/llama-0, n1/llama-1, n2/llama-0, n2/llama-1: does",),
+        problems=("this run can measure no instance. n1/llama-0, n1/llama-1, n2/llama-0, n2/llama-1: is not",),
     ),
 }  # fmt: skip
 
@@ -307,7 +307,7 @@ def test_a_new_host_is_measured_before_it_enters() -> None:
     states, balancers = one_host_serves()
     assert found(states, PAIR, balancers) == NewInstances({"n2": N2}, serves("n1"))
     # … but not where nobody knows whether a load balancer uses it.
-    unknown = {f"n2/{name}": "perhaps in load balancer lb, which this run cannot ask" for name in N2}
+    unknown = {f"n2/{name}": "perhaps in load balancer lb, which this run cannot query" for name in N2}
     assert found(states, PAIR, balancers, absent=FAR) == NewInstances({}, {**serves("n1"), **unknown})
     assert found(states, QUIET, balancers, absent=FAR).measured["n2"] == N2
 

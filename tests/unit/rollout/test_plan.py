@@ -176,7 +176,7 @@ def test_what_comes_takes_the_place_of_what_goes() -> None:
 
 def test_instances_that_move_to_one_anothers_gpus_change_together() -> None:
     _, problems = rolled(deployed(llama(gpus=[0, 1]), 1), llama(gpus=[1, 0]))
-    assert "have to change together" in problems[0]
+    assert "must change together" in problems[0]
 
 
 CONTINUES = pytest.mark.parametrize("operation", [DEPLOY, UPGRADE])

@@ -290,9 +290,9 @@ def test_the_same_command_continues_where_docker_was_dead(
 # ---- refusals ----------------------------------------------------------------------------------------
 
 NEW = [deployment(gpus=[0], **SEQS)]
-NOT_RUNNING = "host lb: the load balancer does not run, so instances cannot be drained before they change."
+NOT_RUNNING = "host lb: the load balancer is not running, so instances cannot be drained before they change."
 ABSENT = f"instances cannot be drained from load balancer far before they change: {NOT_IN_RUN}."
-MODES = "partition modes have to change first, which stops every instance of a host. Run partition.yml first."
+MODES = "partition modes must change first, which stops every instance of a host. Run partition.yml first."
 
 LAST = "the last one must stay in service. Take fewer at a time:"
 
@@ -361,7 +361,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any
         {},
         {"absent": (("far", NOT_IN_RUN),), "values": {"rollout_min_available": 0}, "blind": True},
         {},
-        [f"--limit: {ABSENT} Run without --limit, or with far in it. To stop them all the same, and lose the requests"],
+        [f"--limit: {ABSENT} Run without --limit, or with far in it. To stop them anyway, and lose the requests"],
     ),
     "a balancer is left out, and all is stopped, as was said": (
         STOP, ONE, {}, {"absent": (("far", NOT_IN_RUN),), "at_once": True}, {}, [],

@@ -74,12 +74,12 @@ def up(count: int) -> list[ServingEngine]:
         (engines(n1="SS", n2="SS"), HostStops(["n1", "n2"], (2,)), "this would leave 0, and 2 must stay in service "
          "(rollout_min_available: 50%). Take fewer at a time: --limit n1."),
         (engines(n1="SS", n2="SS"), HostStops(["n1", "n2"], (2,), "serial"), "(rollout_min_available: 50%). One host "
-         "at a time may: -e serial=1. To do it all the same: -e at_once=true."),
+         "at a time can: -e serial=1. To do it anyway: -e at_once=true."),
         # The first one alone, then four.
         (up(20), HostStops(TWENTY), ""),
         (up(14), HostStops(TWENTY), ""),
         (up(13), HostStops(TWENTY, variable="serial"), "13 of 20 serve; this would leave 9, and 10 must stay in "
-         "service (rollout_min_available: 50%). One host at a time may: -e serial=1."),
+         "service (rollout_min_available: 50%). One host at a time can: -e serial=1."),
         (up(10), HostStops(TWENTY, variable="serial"), "10 of 20 serve; this would leave 9, and 10 must stay"),
         (up(10), HostStops(TWENTY[10:]), ""),
         # What does not serve stops whenever it likes to.
@@ -195,7 +195,7 @@ def test_modes_change_where_enough_goes_on_serving() -> None:
         "llama: 4 of 4 serve; this would leave 0, and 2 must stay in service (rollout_min_available: 50%)."
     )
     assert text.endswith(
-        "One host at a time may: -e gpu_partition_serial=1. To do it all the same: -e at_once=true."
+        "One host at a time can: -e gpu_partition_serial=1. To do it anyway: -e at_once=true."
     )
     assert asked(both, [balancer], partition_serial=2, at_once=True) == ""
     assert asked(both, [balancer], operation=DEPLOY, partition_serial=2) == text
@@ -233,8 +233,8 @@ def test_modes_do_not_change_where_a_balancer_that_may_use_the_host_is_left_out(
     changed = modes(states, "n1")
     said = (
         "--limit: instances cannot be drained from load balancer lb before they change: it is not part of this run "
-        "(add it to --limit). Run without --limit, or with lb in it. To stop them all the same, and lose the requests "
-        "that they work on: -e at_once=true."
+        "(add it to --limit). Run without --limit, or with lb in it. To stop them anyway, and lose the requests "
+        "in progress: -e at_once=true."
     )
     for operation in (None, DEPLOY):
         assert asked(changed, [], ["n2"], left_out("lb"), operation=operation) == said
@@ -269,7 +269,7 @@ def test_a_host_reboots_where_the_others_serve() -> None:
     assert asked(states, [balancer], apply=False, reboots=["n1", "n2"]) == ""
     text = asked(states, [balancer], apply=False, reboots=["n1", "n2"], reboot_serial=2)
     assert text.startswith("llama: 4 of 4 serve; this would leave 0, and 2 must stay in service")
-    assert "One host at a time may: -e host_prep_serial=1." in text
+    assert "One host at a time can: -e host_prep_serial=1." in text
     assert asked(states, [balancer], apply=False, reboots=["n1", "n2"], reboot_serial=2, at_once=True) == ""
     for item in states["n2"]["instances"]:
         item.update(state="exited", exit_code=1, ready=False)

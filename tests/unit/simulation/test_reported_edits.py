@@ -154,7 +154,7 @@ def test_a_host_of_another_name_is_no_capacity_twice() -> None:
     after = edited(base, hosts=RENAMED, deployments=(llama(gpus=[1, 0], hosts=["second"]),))
     with pytest.raises(FleetError) as error:  # both change together
         planned(after, settled(base).renamed({"n2": "second"}))
-    assert "have to change together" in error.value.problems[0].text()
+    assert "must change together" in error.value.problems[0].text()
 
 
 def test_what_the_operator_drained_stays_so_under_another_name_of_its_host() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch: what each host does in it, and the record of it that the playbook takes. Pure."""
+"""Describe a batch: what each host does in it, and the record of it for the playbook. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Data = Mapping[str, Any]
 def work_of_host(
     host: HostRollout, batch: Batch, trial: CanaryProgress | None, changed: Collection[str]
 ) -> Work:
-    """This host's part of a batch. changed: what has changed in earlier batches."""
+    """Return a host's part of a batch. changed: instances that earlier batches change."""
     members = batch.members[host.name]
     names = [item.name for item in members]
-    beside = batch.reference if batch.reference and batch.reference.host == host.name else None
-    reference = [beside.name] if beside else []
-    as_new = reference if beside and beside.id in changed else []
+    unchanged = batch.reference if batch.reference and batch.reference.host == host.name else None
+    reference = [unchanged.name] if unchanged else []
+    as_new = reference if unchanged and unchanged.id in changed else []
     as_old = [name for name in reference if name not in as_new]
     back = {name: host.before(name) for name in names}
     gone = {item.name for item in members if item.new is None}
@@ -52,7 +52,7 @@ def work_of_host(
 
 
 def _server(host: HostRollout, name: str) -> Data:
-    """SERVER of an instance as it is to run: as it is wanted, or as it does."""
+    """Return the SERVER of an instance: as it is wanted, or as it runs."""
     item, known = host.wanted.get(name), host.known(name)
     if item:
         return item.server
@@ -70,7 +70,7 @@ def _canary(host: HostRollout, batch: Batch, trial: CanaryProgress | None) -> Ca
         old={**old.described, "gpus": item.described.get("gpus")} if old else {},
         new={"host": host.name, **item.described},
         reference=reference.described if reference else {},
-        # What is new already was measured by the run that was cut off, or never.
+        # An instance that is new already was measured by the interrupted run, or never.
         measure=bool(old and found and host.is_ready(name) and not host.runs_as_wanted(name)),
         baseline=dict(_baseline(host, batch.deployment)) if continued else {},
     )
@@ -87,7 +87,7 @@ def _servers(
     entering: Sequence[str] = (),
     returning: Iterable[RecordedInstance | None] = (),
 ) -> list[dict[str, Any]]:
-    """Servers in each load balancer: of instances that leave it, enter as they will be, or return as they are."""
+    """Return the servers in each load balancer: of instances that leave, enter as they will be, or return unchanged."""
     backends = [item.backend for item in returning if item]
     here = host_backends(host.plan)
     found = []
@@ -110,7 +110,7 @@ def playbook_batch(
     steps: Mapping[str, Mapping[int, Mapping[str, Step]]],
     holds: Mapping[str, Holds],
 ) -> dict[str, Any]:
-    """A batch for the playbook. count: of all batches. holds: by deployment, what is held when it is turned back."""
+    """Return a batch for the playbook. count: of all batches. holds: what is held if a deployment is turned back."""
     held = holds.get(batch.deployment, {})
     mine = [steps[name][batch.number] for name in batch.hosts]
     measures = change.operation in MEASUREMENTS
@@ -137,7 +137,7 @@ def playbook_batch(
 
 
 def all_hosts(batch: Batch, batches: Iterable[Batch], holding: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the hosts of all batches of a deployment, and those that record it when the deployment is turned back."""
+    """Return the hosts of all batches of a deployment, and those that record a hold if it is turned back."""
     same = (host for item in batches if item.deployment == batch.deployment for host in item.hosts)
     return list(
         dict.fromkeys((*same, *(name for name, holds in holding.items() if batch.deployment in holds)))

@@ -2,8 +2,8 @@
 """Order the changes of serving instances, and limit how many change at a time. Pure.
 
 Groups of instances change in batches. The first group of a deployment is its canary and changes alone; deployments
-change one after the other, those that give a model name up last, and what only goes does so in the end. No batch
-reduces the engines in service below the configured minimum.
+change one after another, those that give up a model name last, and removals come at the end. No batch reduces the
+engines in service below the configured minimum.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def plan_rollout(
         coming = _ordered([group for group in groups if group.rank < REMOVAL], members, trial, capacity)
         canary = policy.canary and not trial.judged
         queues.append(Queue(name, coming, policy.serial, canary, canary and bool(trial.canary)))
-        # In the end, as what comes of another deployment may serve the same model name.
+        # At the end, as new instances of another deployment may serve the same model name.
         going = tuple(group for group in groups if group.rank == REMOVAL)
         removals += [ScheduledGroups(name, going)] if going else []
     # The canary that an earlier run has begun is judged first.
@@ -121,12 +121,12 @@ def _batch(number: int, turns: Sequence[ScheduledGroups], members: Sequence[Roll
         )
         labels = (shifted.gains if changed else shifted.losses)([reference])
         if any(turn.left.get(label, 0) < count for label, count in labels.items()):
-            reference = None  # else it would be one engine more out of service than allowed
+            reference = None  # else one engine more than allowed would be out of service
     return Batch(number, turn.deployment, turn.groups, _canary_instance(group), reference)
 
 
 def _gives_up(groups: Iterable[ChangeGroup], capacity: Mapping[str, Capacity]) -> bool:
-    """Return whether a model name that stays has fewer engines afterwards: then others that serve it change before."""
+    """Return whether a model name that stays has fewer engines afterwards; then others that serve it change first."""
     return any(
         capacity[name].stays and count > group.engines_gained.get(name, 0)
         for group in groups
@@ -140,28 +140,28 @@ def _ordered(
     trial: CanaryProgress,
     capacity: Mapping[str, Capacity],
 ) -> list[ChangeGroup]:
-    """Return the canary, then one group of each host in turn; the schedule has those wait that come after others.
+    """Return the canary, then one group of each host in turn; the schedule delays those that come after others.
 
-    Additions come after replacements, and after both what leaves fewer engines for good.
+    Additions come after replacements, and groups that leave fewer engines for good come last.
     """
     if not groups:
         return []
 
     def left(group: ChangeGroup) -> bool:
-        """Return whether an earlier run left it drained, so that it takes nothing out of service, and returns."""
+        """Return whether an earlier run left it drained: changing it takes nothing out of service, and it returns."""
         return any(item.left for item in group.members) and not group.engines_lost
 
     fewer = {group.key: _gives_up([group], capacity) for group in groups}
-    beside = _references(members)
+    references = _references(members)
 
     def suits(group: ChangeGroup) -> tuple[bool, bool, bool, bool, int, bool, bool]:
         """Rank groups as canaries, the best last: interrupted ones, replacements, in service, with a reference."""
         mine = not trial.judged and any(item.id == trial.canary for item in group.members)
         serves = any(item.in_service for item in group.members)
-        referred = _reference(group, beside) is not None
+        referred = _reference(group, references) is not None
         return not group.after, mine, left(group), not fewer[group.key], -group.rank, serves, referred
 
-    canary = max(groups, key=suits)  # of equal ones, the first
+    canary = max(groups, key=suits)  # the first of equal ones
     turns: dict[tuple[str, ...], int] = {}
     order: list[tuple[bool, bool, bool, int, int, int, ChangeGroup]] = []
     for group in groups:
@@ -172,7 +172,7 @@ def _ordered(
 
 
 def _canary_instance(group: ChangeGroup) -> RolloutInstance | None:
-    """Return the instance of a group to measure: one that answers requests, if possible one that did before too."""
+    """Return the instance of a group to measure: one that answers requests, preferably one that did so before."""
     able = [item for item in group.members if item.new is not None and not item.headless]
     return max(able, key=lambda item: item.in_service, default=None)
 

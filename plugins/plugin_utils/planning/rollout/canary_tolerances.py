@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's tolerances of a canary, and whether they make sense. Pure."""
+"""Check the operator's tolerances for a canary. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from ...base.json_record import JsonRecord
 
 MIN_RUNS = 4
-"""Runs without which a comparison proves nothing: measuring/statistics/shift.py says why, and a test holds both."""
+"""The fewest runs that prove anything: measuring/statistics/shift.py says why, and a test checks that both agree."""
 UNLIMITED = 100
-"""The tolerance of accuracy, in points, with which no loss would stop a release: nothing is asked."""
+"""The tolerance of accuracy, in points, with which no loss would stop a release; then no questions are asked."""
 
 
 class CanaryError(Exception):
-    """The settings of the canary make no sense."""
+    """Raised for settings of the canary that make no sense."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class CanaryTolerances(JsonRecord):
             if not 0 < value < most:
                 found.append((name, f"is {value:g}, which is not a usable percentage."))
         if not 0 < self.accuracy_tolerance <= UNLIMITED:
-            what = f"is {self.accuracy_tolerance:g} points: name one above 0, up to {UNLIMITED:g}."
+            what = f"is {self.accuracy_tolerance:g} points: it must be above 0, and at most {UNLIMITED:g}."
             found.append(("canary_accuracy_tolerance", what))
         return tuple(found)
 
     def check(self) -> None:
-        """Raise CanaryError where a value makes no sense."""
+        """Raise CanaryError if a value makes no sense."""
         for name, what in self.wrong():
             raise CanaryError(f"{name} {what}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What serves each model name, and how much of it has to stay in service. Pure.
+"""Count what serves each model name, and how much of it must stay in service. Pure.
 
 Deployments that share a model name are one service: a deployment that is renamed, split or joined with another one
-keeps serving while it changes. A load balancer that reaches only some of the engines has to keep enough of these:
-those on its own host, where instances listen for their host alone, or without what the operator has drained in it.
+keeps serving while it changes. A load balancer that reaches only some of the engines must keep enough of these: it may
+reach only those on its own host, if instances listen on loopback, or be without what the operator has drained in it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Name = tuple[str, str]
 class ModelService:
     """Engines behind the same model names.
 
-    label: the deployments, for texts. engines: as RolloutInstance.present_engine names them; afterwards: those of the
-    end of the run; out: those that are out of service here, and serve elsewhere.
+    label: the deployments, for texts. engines: by RolloutInstance.present_engine; afterwards: those at the end of the
+    run; out: those that are out of service here, but serve elsewhere.
     """
 
     label: str
@@ -39,8 +39,8 @@ class ModelService:
 class Capacity:
     """Engines of a service: existing ones, those in service, and the minimum in service.
 
-    starting: how many of those in service have yet to start, before the first batch. stays: clients may ask for its
-    names after the run, too.
+    starting: how many of those in service are yet to start, before the first batch. stays: clients may also request its
+    names after the run.
     """
 
     total: int
@@ -53,14 +53,14 @@ class Capacity:
 def services(members: Sequence[RolloutInstance]) -> tuple[ModelService, ...]:
     """Return what serves each model name before the first batch; names of the same engines are one service.
 
-    What a load balancer has of it is a further one, where it does not reach all, or not all are in service.
+    A load balancer's part of it is a further service, if it does not reach all engines, or not all are in service.
     """
     before: dict[Name, dict[str, str]] = {}
     after: dict[Name, set[str]] = {}
-    # What goes, and no load balancer has.
+    # Instances that go, and that no load balancer has.
     unasked = {item.present_engine for item in members if item.new is None and item.balancers == frozenset()}
     for item in members:
-        # What starts before the first batch counts under the names that it gives up, too: it is out of service there.
+        # What starts before the first batch also counts for the names that it gives up: it is out of service there.
         asked = item.exists and item.present_engine not in unasked
         for models in ([item.models] if item.starts else []) + ([item.old_models] if asked else []):
             for name in names_of(item.deployment, models):
@@ -84,9 +84,9 @@ def services(members: Sequence[RolloutInstance]) -> tuple[ModelService, ...]:
 
 @dataclass(frozen=True)
 class _View:
-    """What a load balancer lacks of the engines of the fleet: before the first batch, and in the end (after).
+    """The fleet's engines that a load balancer cannot use: before the first batch, and at the end (after).
 
-    beyond: those that it does not reach. out: those that the operator has drained in it, and not everywhere.
+    beyond: those that it does not reach. out: those that the operator has drained in it, but not everywhere.
     """
 
     beyond: frozenset[str]
@@ -96,7 +96,7 @@ class _View:
 
 
 def _views(members: Sequence[RolloutInstance]) -> dict[str, _View]:
-    """Return what load balancers lack, of those that lack something."""
+    """Return the engines that load balancers cannot use, for those load balancers that cannot use all."""
     before = [(item, item.balancers_after if item.starts else item.balancers) for item in members]
     after = [(item, item.balancers_after) for item in members]
     reached = [some for _unused, some in (*before, *after) if some is not None]
@@ -117,7 +117,7 @@ def _views(members: Sequence[RolloutInstance]) -> dict[str, _View]:
 
 
 def _parts(whole: ModelService, views: Mapping[str, _View]) -> Iterable[ModelService]:
-    """Yield what load balancers have of a service that have some of its engines in service, and not all."""
+    """Yield the parts of a service behind load balancers that have some of its engines in service, but not all."""
     sets: dict[tuple[frozenset[str], frozenset[str], frozenset[str]], list[str]] = {}
     for balancer, view in views.items():
         engines = whole.engines - view.beyond
@@ -146,7 +146,7 @@ def services_by_deployment(members: Sequence[RolloutInstance]) -> dict[str, tupl
 
 
 def names_of(deployment: str, models: Iterable[str]) -> list[Name]:
-    """Return the names for which an instance counts."""
+    """Return the names that an instance serves, for counting."""
     return [("", model) for model in models] or [(deployment, "")]
 
 
@@ -180,7 +180,7 @@ def capacities(members: Sequence[RolloutInstance], keep: Count | None) -> dict[s
 class Shifts:
     """The services of each engine, by RolloutInstance.present_engine and wanted_engine.
 
-    lost: of engines that are in service before the first batch. gained: of those of the end of the run.
+    lost: of engines that are in service before the first batch. gained: of those at the end of the run.
     """
 
     lost: Mapping[str, Sequence[str]]

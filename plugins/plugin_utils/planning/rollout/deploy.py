@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split a deploy: what serves changes in batches, and what only starts does so before them, at once. Pure."""
+"""Split a deploy: what serves changes in batches; what only starts does so before them, all at once. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .schedule import lost_together
 
 
 def operation_of(operation: str, revision: RevisionChange | None) -> str:
-    """Return what a run does with a deployment: it upgrades it to the inventory, or returns it to a held generation."""
+    """Return what a run does with a deployment: upgrade it to the inventory, or return it to a held generation."""
     if operation not in (DEPLOY, UPGRADE):
         return operation
     return UPGRADE if revision is None or revision.source.kind == INVENTORY else ROLLBACK
@@ -28,16 +28,16 @@ def operation_of(operation: str, revision: RevisionChange | None) -> str:
 def serving_changes(
     members: Sequence[RolloutInstance], partitioned: Collection[str], at_once: bool = False
 ) -> tuple[RolloutInstance, ...]:
-    """Return the members with only those changing that change in batches, as somebody is served by their group.
+    """Return the members, of which only those that change in batches still change: their groups serve clients.
 
     partitioned: hosts whose GPUs change in the same run, which drains and starts their instances by itself. at_once:
-    nothing changes in batches. What goes before the first batch counts as out of service, except under names for which
-    what comes in its place serves from then on.
+    nothing changes in batches. What goes before the first batch counts as out of service, except under names that its
+    replacement serves from then on.
     """
     groups = change_groups(members)
     possible = [group for group in groups if not at_once and set(partitioned).isdisjoint(group.hosts)]
     batched = {item.id for group in _in_batches(possible) for item in group.members}
-    beside = {item.id: group.members for group in groups for item in group.members}
+    members_of = {item.id: group.members for group in groups for item in group.members}
 
     def starts(item: RolloutInstance) -> bool:
         return item.new is not None and not (item.drained or (item.host in partitioned and item.in_service))
@@ -51,7 +51,7 @@ def serving_changes(
         else:
             replaced = {
                 name
-                for one in beside[item.id]
+                for one in members_of[item.id]
                 if starts(one)
                 for name in names_of(one.deployment, one.models)
             }
@@ -63,9 +63,9 @@ def serving_changes(
 
 
 def _in_batches(groups: Sequence[ChangeGroup]) -> list[ChangeGroup]:
-    """Return the groups that serve somebody, or did until an earlier run drained them, and those that wait for one.
+    """Return the groups that serve clients, or did until an earlier run drained them, and those that wait for one.
 
-    What was left drained changes after the canary's verdict, like the others, and may be the canary.
+    Groups that were left drained change after the canary's verdict, like the others, and may be the canary.
     """
     found = {
         group.key: group for group in groups if group.engines_lost or any(item.left for item in group.members)
@@ -80,7 +80,7 @@ def _in_batches(groups: Sequence[ChangeGroup]) -> list[ChangeGroup]:
 def awaited_hosts(
     batch: Batch, members: Iterable[RolloutInstance], capacity: Mapping[str, Capacity]
 ) -> list[str]:
-    """Return the hosts whose instances have to have started before a batch, as too few would serve without them."""
+    """Return the hosts whose instances must have started before a batch, as too few would serve without them."""
     short = {
         name
         for name, lost in lost_together(batch.groups).items()
@@ -97,7 +97,7 @@ def awaited_hosts(
 
 
 def count_replaced(plan: FleetPlan) -> int:
-    """Instances that serve, and that this plan replaces or removes; 0 where the GPUs' modes change anyway."""
+    """Return how many serving instances this plan replaces or removes, apart from hosts whose GPUs' modes change."""
     count = 0
     for host in plan.hosts:
         if host.host.state and not any(action.kind in PARTITION_KINDS for action in host.actions):

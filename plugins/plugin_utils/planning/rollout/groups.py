@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group the instances that can only change together, and find which groups have to change before others. Pure.
+"""Group the instances that can only change together, and find which groups must change before others. Pure.
 
 The servers of one engine change together; so do an instance and the one of another deployment whose GPUs or ports it
-takes over. Of instances of one deployment that take over from each other in a row, the one that gives changes first;
-those that take over in a circle change together.
+takes over. If instances of one deployment take over from each other in a row, the giver changes first; if they do so in
+a circle, they change together.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from .capacity import shifts
 from .members import RolloutInstance
 
 REMOVAL = 2
-"""The rank of a group that only goes."""
+"""The rank of a group that is only removed."""
 
 
 @dataclass(frozen=True)
 class ChangeGroup:
     """Instances that change together.
 
-    engines_lost: engines out of service during the change, by service; engines_gained: in service after it. after:
-    groups that change before, by their keys.
+    engines_lost: engines out of service during the change, by service; engines_gained: in service after it. after: keys
+    of the groups that must change before.
     """
 
     members: tuple[RolloutInstance, ...]
@@ -33,7 +33,7 @@ class ChangeGroup:
 
     @property
     def key(self) -> str:
-        """Return what tells it from the other groups of a run."""
+        """Return a key that distinguishes it from the other groups of a run."""
         return self.members[0].id
 
     @property
@@ -108,7 +108,7 @@ class _Sets:
         self._parent = list(range(count))
 
     def root(self, index: int) -> int:
-        """Return what the members of a set have in common."""
+        """Return the number that represents a set."""
         parent = self._parent
         while parent[index] != index:
             parent[index] = parent[parent[index]]
@@ -116,12 +116,12 @@ class _Sets:
         return index
 
     def join(self, one: int, other: int) -> None:
-        """Make one set of two."""
+        """Merge two sets."""
         self._parent[self.root(one)] = self.root(other)
 
 
 def _join_circles(sets: _Sets, rows: Iterable[tuple[int, int]]) -> None:
-    """Join what takes over from each other in a circle; a row is a taker and its giver."""
+    """Join instances that take over from each other in a circle; a row is a taker and its giver."""
     givers: dict[int, set[int]] = {}
     for taker, giver in rows:
         givers.setdefault(sets.root(taker), set()).add(sets.root(giver))
@@ -140,9 +140,9 @@ def _join_circles(sets: _Sets, rows: Iterable[tuple[int, int]]) -> None:
 
 
 def _takeovers(items: Sequence[tuple[int, RolloutInstance]]) -> Iterable[tuple[int, int, bool]]:
-    """Yield which of a host's instances takes over ports or GPUs of which other one, and whether both change together.
+    """Yield which of a host's instances takes over ports or GPUs from which other, and whether both change together.
 
-    What goes changes together with what comes in its place. Shares of a GPU are not given away one by one.
+    An instance that is removed changes together with its replacement. Shares of a GPU are not handed over one by one.
     """
     users: dict[str, list[tuple[int, RolloutInstance]]] = {}
     for index, item in items:
@@ -160,7 +160,7 @@ def _takeovers(items: Sequence[tuple[int, RolloutInstance]]) -> Iterable[tuple[i
                 yield index, giver, there.new is None
         for gpu in item.new.gpus:
             sharing = users.get(gpu, [])
-            # An instance that stays on a shared GPU, and leaves the others what they have, conflicts with no other one.
+            # An instance that stays on a shared GPU, and leaves the others their shares, conflicts with none of them.
             stays = item.old is not None and gpu in item.old.gpus
             others = sum(one.old.share for other, one in sharing if other != index and one.old)
             if not stays or min(item.new.share * len(sharing), item.new.share + others) > 1 + 1e-9:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host of a rollout: its instances as they are, as they will be, and what they go back to. Pure."""
+"""Describe one host of a rollout: its instances as they are, as they will be, and what they go back to. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .policy import RolloutRequest
 
 
 class HostRollout:
-    """One host's part of the plan and of what is there."""
+    """One host's part of the plan, and its present state."""
 
     def __init__(
         self,
@@ -51,26 +51,26 @@ class HostRollout:
         return found is not None and found.state == "running" and bool(found.ready)
 
     def is_routed(self, name: str) -> bool:
-        """Return whether an instance serves now and belongs into load balancers."""
+        """Return whether an instance serves now and belongs in load balancers."""
         item = self.known(name) or self.wanted.get(name)
         if not self.is_ready(name):
             return False
         return item is None or (item.backend.endpoint and not item.backend.headless)
 
     def meant(self, name: str, wanted: RolloutRequest) -> bool:
-        """The choice of hosts, of a deployment or of an instance includes it."""
+        """Return whether the request's choice of hosts, deployment or instance includes it."""
         if wanted.hosts is not None and self.name not in wanted.hosts:
             return False
         deployment = deployment_of(name, self.running.get(name), self.wanted.get(name))
         return wanted.deployment in (None, deployment) and wanted.instance in (None, name)
 
     def why_unmeasured(self, name: str, wanted: RolloutRequest) -> str:
-        """Why a measurement leaves an instance out; "" if it does not."""
+        """Return why a measurement leaves an instance out; "" if it does not."""
         stopped = interrupted(self.name, name, wanted.operation, self.balancers)
         return why_unmeasured(self.running.get(name), self.known(name), stopped, wanted.offline)
 
     def known(self, name: str) -> RecordedInstance | None:
-        """The generation that an instance runs; None when none is known."""
+        """Return the generation that an instance runs; None if it is not known."""
         found = self.running.get(name)
         history = self.histories.get(deployment_of(name, found, None))
         if history is None:
@@ -79,9 +79,9 @@ class HostRollout:
         return recorded_instance(made, name) if made else None
 
     def before(self, name: str) -> RecordedInstance | None:
-        """The way back of an instance: what it runs; of one that has the wanted generation already, the one before.
+        """Return what an instance goes back to: what it runs or, if that is the wanted generation, the one before.
 
-        None where that belongs to an engine that also needs a host which takes no part.
+        None if that belongs to an engine that also needs a host which does not take part.
         """
         found = self._before(name)
         return found if found and self.here.issuperset(found.member.hosts) else None
@@ -100,17 +100,17 @@ class HostRollout:
 
     @property
     def keeps(self) -> set[str]:
-        """Return the deployments of which the host keeps generations, or will from this run on."""
+        """Return the deployments of which the host keeps generations, or will after this run."""
         return {*self.histories, *(name for name, step in self.revisions.items() if step and step.record)}
 
     def runs_as_wanted(self, name: str) -> bool:
-        """Return whether an instance runs just as it is wanted."""
+        """Return whether an instance runs exactly as wanted."""
         found, item = self.running.get(name), self.wanted.get(name)
         return bool(found and item and found.spec_hash == item.spec_hash)
 
 
 def deployment_of(name: str, found: ObservedInstance | None, item: Serving | None) -> str:
-    """The deployment that an instance is of: as it runs, as it will, or by its name."""
+    """Return the deployment of an instance: as it runs, as it will run, or by its name."""
     return (found.deployment if found else "") or (item.deployment_name if item else name.rpartition("-")[0])
 
 
@@ -121,13 +121,13 @@ def _histories(state: NodeState | None) -> dict[str, History]:
 def host_members(
     host: HostRollout, wanted: RolloutRequest, unjudged: Collection[str]
 ) -> Iterable[RolloutInstance]:
-    """Every instance that is there or will be. unjudged: the engines of canaries that have yet to be judged."""
+    """Yield every instance that exists or will exist. unjudged: the engines of canaries that are yet to be judged."""
     alike = wanted.operation in (RESTART, STOP, *MEASUREMENTS)
     for name in dict.fromkeys((*host.running, *host.wanted)):
         found, item = host.running.get(name), host.wanted.get(name)
         known = host.known(name)
         there = found is not None and found.state in ALIVE
-        # What an engine over a host without an answer has here is neither in the plan nor removed.
+        # A server of an engine that spans a host without an answer is neither in the plan nor removed.
         stays = known if alike or name in host.plan.untouched else None
         place = _place(known or item) if known or host.runs_as_wanted(name) else None
         reached, out = _reached_by(host, known), _drained(host, name)
@@ -151,7 +151,7 @@ def host_members(
             kept_out=frozenset() if drained else out,
         )
         changes = _changes(host, member, wanted, member.wanted_engine in unjudged)
-        # What does not change returns before the others do, and so does all that is measured as it is.
+        # What does not change returns before the others change, and so does all that is measured as it is.
         left = changes and wanted.operation not in MEASUREMENTS and _left(host, known)
         if left or not changes:
             member = replace(member, changes=changes, left=left, in_service=member.in_service and not left)
@@ -173,13 +173,13 @@ def _drained(host: HostRollout, name: str) -> frozenset[str]:
 
 
 def _left(host: HostRollout, known: RecordedInstance | None) -> bool:
-    """An earlier run left it drained in a load balancer."""
+    """Return whether an earlier run left it drained in a load balancer."""
     here = host_backends(host.plan)
     return known is not None and any(item.was_left(here, known.backend) for item in host.balancers)
 
 
 def _reached_by(host: HostRollout, known: RecordedInstance | None) -> frozenset[str] | None:
-    """Return the load balancers that run and have it where it listens; None if they are not to have it."""
+    """Return the running load balancers that have it where it listens; None if they should not have it."""
     there = [item for item in host.balancers if item.host.observed and item.host.observed.running]
     if not there or known is None or known.member.headless or not _models(known):
         return None
@@ -188,7 +188,7 @@ def _reached_by(host: HostRollout, known: RecordedInstance | None) -> frozenset[
 
 
 def _reached_after(host: HostRollout, name: str, item: Serving | None) -> frozenset[str] | None:
-    """Return those of them that will have it; None if they are not to."""
+    """Return the running load balancers that will have it; None if they should not."""
     there = [one for one in host.balancers if one.host.observed and one.host.observed.running]
     if not there or item is None or item.member.headless or not _models(item):
         return None
@@ -205,12 +205,12 @@ def _place(item: Serving | None) -> InstanceResources | None:
 
 
 def _models(item: Serving | None) -> tuple[str, ...]:
-    """The names that clients may ask an instance for, where a load balancer can reach it."""
+    """Return the names that clients may request from an instance, if load balancers serve it."""
     return item.backend.models if item and item.backend.endpoint else ()
 
 
 def engine_id(host: str, item: Serving | None) -> str:
-    """What the servers of one engine have in common; "" for one that is alone."""
+    """Return a key that the servers of one engine have in common; "" for a single server."""
     rank = item.instance.slot.rank if isinstance(item, PlannedInstance) else None
     if item and rank:
         return f"{item.deployment_name}@{','.join(rank.hosts) or host}:{rank.master_port}"
@@ -219,7 +219,7 @@ def engine_id(host: str, item: Serving | None) -> str:
 
 
 def spanning_engines(hosts: Iterable[HostRollout]) -> dict[Instance, str]:
-    """Return the engine of each of its servers, for those that run on several hosts: some may be outside this run."""
+    """Return the engine of each server, for engines that span several hosts, some of which may be outside this run."""
     found: dict[Instance, str] = {}
     for host in hosts:
         for known in filter(None, map(host.known, host.running)):

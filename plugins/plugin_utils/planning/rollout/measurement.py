@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which instances a measurement takes out of service, and which new ones a deploy measures before they enter. Pure."""
+"""Choose the instances that a measurement takes out of service, and the new ones that a deploy measures. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .members import RolloutInstance
 
 SERVES = "already served"
 ENTERED = "in a load balancer as soon as it serves"
-SHOWN = 8  # instances that are named one by one
+SHOWN = 8  # how many instances are named one by one
 
 
 # ---- a measurement of what runs ----------------------------------------------------------------------
@@ -31,7 +31,7 @@ def why_unmeasured(
     stopped: an interrupted measurement stopped it, so this one starts it again. offline: it loads models itself.
     """
     if found is None or (found.state not in ALIVE and not stopped):
-        return "does not run"
+        return "is not running"
     if known is None:
         return "was not started by the toolkit, or its record is gone"
     if offline and len(known.member.hosts) > 1:
@@ -40,7 +40,7 @@ def why_unmeasured(
 
 
 def with_head(members: Iterable[RolloutInstance]) -> tuple[RolloutInstance, ...]:
-    """Return the members without changes of engines whose server, at rank 0, is not measured."""
+    """Return the members; an engine whose server at rank 0 is not measured does not change."""
     there = tuple(members)
     heads = {item.old_engine for item in there if item.changes and not item.headless}
     return tuple(
@@ -50,7 +50,7 @@ def with_head(members: Iterable[RolloutInstance]) -> tuple[RolloutInstance, ...]
 
 
 def interrupted(host: str, name: str, operation: str, balancers: Iterable[BalancerPlan]) -> bool:
-    """Return whether a run of this operation that is over left an instance out of a load balancer."""
+    """Return whether an earlier run of this operation left an instance out of a load balancer."""
     return any(
         _operation_of(command) == operation
         for balancer in balancers
@@ -89,9 +89,9 @@ class NewInstances:
 def new_instances(
     plan: FleetPlan, absent: Sequence[tuple[str, str]] = (), batched: Collection[str] = ()
 ) -> NewInstances:
-    """Return what a deploy starts or replaces, and which it can measure before a load balancer sends requests to it.
+    """Return the instances that a deploy can measure before a load balancer sends requests to them, and the others.
 
-    absent: load balancers of the fleet that this run cannot ask, and why. batched: "host.instance" that change in
+    absent: load balancers of the fleet that this run cannot query, and why. batched: "host.instance" that change in
     batches. Without a load balancer, clients may reach what served before, so only what this run starts is measured.
     """
     entered = [_entered(balancer, batched) for balancer in plan.balancers]
@@ -119,14 +119,14 @@ def _why_not(
     if not item.backend.endpoint:
         return ""
     if absent:
-        return f"perhaps in load balancer {absent[0][0]}, which this run cannot ask"
+        return f"perhaps in load balancer {absent[0][0]}, which this run cannot query"
     return ENTERED if any(name in names for names in entered) else ""
 
 
 def _entered(balancer: BalancerPlan, batched: Collection[str]) -> frozenset[str]:
-    """Return the instances that a load balancer uses before a deploy measures, once they serve.
+    """Return the instances that a load balancer uses as soon as they serve, before a deploy measures them.
 
-    Those are in its present configuration, unless the operator drained them; and all of the new one if it is written
+    These are in its present configuration, unless the operator drained them; and in the new one, if that is written
     before instances change (parts/load_balancer.yml).
     """
     first = balancer.configured_first(batched)
@@ -144,7 +144,7 @@ def explain_new(found: NewInstances) -> list[str]:
         lines += ["", *titled_paragraph("measures", f"{shorten(names)}, before a load balancer uses them")]
     text = "; ".join(f"{shorten(names)}: {reason}" for reason, names in grouped(found.others).items())
     if text:
-        way = "benchmark.yml measures all, a few at a time, out of service"
+        way = "benchmark.yml measures all of them out of service, a few at a time"
         lines += [*([] if lines else [""]), *titled_paragraph("leaves out", f"{text}. {way}")]
     return lines
 
@@ -158,7 +158,7 @@ def grouped(omitted: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def shorten(names: Sequence[str]) -> str:
-    """Return instances by their names, and those beyond SHOWN as a number."""
+    """Return the names of instances, and how many there are beyond SHOWN."""
     if len(names) <= SHOWN:
         return ", ".join(names)
     return f"{', '.join(names[: SHOWN - 1])} and {plural(len(names) - SHOWN + 1, 'other')}"

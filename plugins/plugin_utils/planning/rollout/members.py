@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The instances of a rollout, as they are and as they will be. Pure."""
+"""Describe the instances of a rollout, as they are and as they will be. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class RolloutInstance:
     Attributes:
         resources_known: False if it exists, but its GPUs and ports are unknown.
         engine, old_engine: instances with the same value work together.
-        models, old_models: the names that clients may ask its engine for; () if they reach it in no load balancer.
+        models, old_models: the names that clients may request from its engine; () if no load balancer serves it.
         changes: this run changes it.
         in_service: it is in service, as far as the load balancers show.
-        drained: the operator has drained its engine wherever it is reached: it does not enter service by itself.
-        left: an earlier run left it drained; it returns when it has changed.
+        drained: the operator has drained its engine wherever it is reached: it does not return to service by itself.
+        left: an earlier run left it drained; it returns after it has changed.
         headless: it works for another server, and receives no requests.
         starts: it starts before the first batch, and serves from then on.
-        balancers, balancers_after: the load balancers that reach it where it listens now, and in the end; None: all.
-        kept_out: those in which the operator has drained it, where it is in service in others.
+        balancers, balancers_after: the load balancers that reach it where it listens now, and at the end; None: all.
+        kept_out: the load balancers in which the operator has drained it, while it is in service in others.
     """
 
     host: str
@@ -68,17 +68,17 @@ class RolloutInstance:
 
     @property
     def wanted_engine(self) -> str:
-        """Return what it will have in common with those it works with."""
+        """Return the key of the engine to which it will belong."""
         return self.engine or self.id
 
     @property
     def present_engine(self) -> str:
-        """Return what it has in common with those it works with, before the first batch."""
+        """Return the key of the engine to which it belongs before the first batch."""
         return (self.engine if self.starts else self.old_engine) or self.id
 
 
 def as_drained(members: Sequence[RolloutInstance]) -> list[RolloutInstance]:
-    """Return the members, those that work for a server that the operator has drained as drained, too."""
+    """Return the members; those that work for a server that the operator has drained are also drained."""
     drained = {item.wanted_engine for item in members if item.drained and not item.headless}
     return [
         item if item.drained == (item.wanted_engine in drained) else replace(item, drained=not item.drained)

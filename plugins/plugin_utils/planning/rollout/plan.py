@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fleet's plan as batches of units: who takes part in each, and what every host has to do in it. Pure."""
+"""Turn a fleet's plan into batches: which hosts take part in each, and what every host does in it. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RolloutPlan:
     """The rollout, and by host: its steps by batch and phase, the trials that it begins, and what ends them.
 
     unmeasured: the instances ("host/name") that a measurement leaves out, and why. holds: by host and deployment, the
-    steps that record what is held when it is turned back. ignored: what the run does not do because of earlier holds.
+    steps that record a hold if it is turned back. ignored: what the run does not do because of earlier holds.
     """
 
     operation: str
@@ -46,7 +46,7 @@ class RolloutPlan:
     ignored: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What the playbook needs of all hosts; steps are with the hosts."""
+        """Return what the playbook needs for all hosts; steps are with the hosts."""
         return {
             "operation": self.operation,
             "batches": list(self.batches),
@@ -58,7 +58,7 @@ class RolloutPlan:
 
     @cached_property
     def measured_hosts(self) -> list[str]:
-        """Hosts with an instance that answers to the client of a measurement."""
+        """Return the hosts with an instance that answers the client of a measurement."""
         return [
             name
             for name, batches in self.steps.items()
@@ -67,7 +67,7 @@ class RolloutPlan:
 
     @cached_property
     def returned(self) -> list[dict[str, Any]]:
-        """The servers in each load balancer that a measurement takes out, and returns."""
+        """Return the servers in each load balancer that a measurement takes out of service and returns."""
         found: dict[str, dict[str, None]] = {}
         for batches in self.steps.values() if self.operation in MEASUREMENTS else ():
             for steps in batches.values():
@@ -81,11 +81,11 @@ class RolloutPlan:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts that take part."""
+        """Return the hosts that take part."""
         return tuple(dict.fromkeys((*self.steps, *self.finish)))
 
     def host(self, name: str) -> dict[str, Any]:
-        """A host's part; all of it, as hosts that were planned twice have another result than the others."""
+        """Return a host's part, with the part for all hosts, which differs for hosts that were planned twice."""
         steps = {
             str(number): {phase: step.to_json() for phase, step in found.items()}
             for number, found in self.steps.get(name, {}).items()
@@ -118,14 +118,14 @@ class _Run:
 
     @property
     def judged(self) -> Mapping[str, CanaryProgress]:
-        """Return how far canaries are; what returns to a generation that served before is not measured."""
+        """Return the progress of canaries; what returns to a generation that served before is not measured."""
         kinds = {name: operation_of(self.wanted.operation, one) for name, one in self.revisions.items()}
         back = {name: CanaryProgress(judged=True) for name, kind in kinds.items() if kind == ROLLBACK}
         return {**self.trials, **back}
 
 
 def plan_rollout_steps(plan: FleetPlan, wanted: RolloutRequest) -> tuple[RolloutPlan, tuple[Problem, ...]]:
-    """The batches of a run, and why it cannot be."""
+    """Return the batches of a run, and the problems that prevent it."""
     asked, problems = parse_policy(wanted.values)
     run = _run(plan, wanted)
     members = _members(run)
@@ -191,7 +191,7 @@ def _members(run: _Run) -> tuple[RolloutInstance, ...]:
 
 
 def _policy(run: _Run, asked: RolloutPolicy) -> RolloutPolicy:
-    """Return the terms that hold for this operation. asked: those that the operator gave."""
+    """Return the limits that apply to this operation. asked: those that the operator gave."""
     wanted = run.wanted
     if wanted.operation == STOP:
         return RolloutPolicy(("100%",), 0, 0, False)
@@ -202,7 +202,7 @@ def _policy(run: _Run, asked: RolloutPolicy) -> RolloutPolicy:
 
 
 def _unmeasured(run: _Run) -> dict[str, str]:
-    """Return the instances that a measurement leaves out, and why; those of a rank without requests are not counted."""
+    """Return the instances that a measurement leaves out, and why, apart from those that get no requests."""
     found: dict[str, str] = {}
     for host in run.hosts.values():
         for name in dict.fromkeys((*host.running, *host.wanted)):
@@ -224,7 +224,7 @@ def _changes(
     run: _Run, rollout: Rollout, batches: Sequence[Batch], soak: int, holds: Mapping[str, Holds]
 ) -> dict[int, BatchChange]:
     """Return what each batch does, by its number."""
-    # Where one engine is all there is, as with a restart, no load balancer has to keep one.
+    # If there is only one engine, as with a restart, no load balancer must keep one.
     kept = {
         name
         for name, labels in rollout.services.items()
@@ -238,7 +238,7 @@ def _changes(
             operation=operation_of(run.wanted.operation, revision),
             deployment=item.deployment,
             generation=revision.generation if revision else None,
-            why=(revision.why if revision else "") or "once more",
+            why=(revision.why if revision else "") or "again",
             soak=soak,
             keep=item.deployment in kept,
             first=firsts[item.deployment] == item.number,
@@ -249,7 +249,7 @@ def _changes(
 
 
 def _others(deployment: str, holds: Mapping[str, Holds]) -> dict[str, int]:
-    """Return the generations of the other deployments that are held when one is turned back."""
+    """Return the generations of the other deployments that are held if one is turned back."""
     return {name: hold.generation for name, hold in holds.get(deployment, {}).items() if name != deployment}
 
 
@@ -261,7 +261,7 @@ def _work(run: _Run, batch: Batch, batches: Iterable[Batch]) -> dict[str, Work]:
 
 
 def _changed_before(batch: Batch, batches: Iterable[Batch]) -> set[str]:
-    """Return the instances that earlier batches change, as one of another deployment may be in one of its batches."""
+    """Return the instances that earlier batches change, including those of other deployments."""
     return {
         item.id
         for other in batches
@@ -283,20 +283,20 @@ def _steps(
 
 
 def _holds(run: _Run, batches: Sequence[Batch]) -> dict[str, Holds]:
-    """Return what is held when a deployment is turned back."""
+    """Return what is held if a deployment is turned back."""
     if not run.continued:
         return {}
     return holds_of(batches, run.revisions, [host.host for host in run.plan.hosts], run.earlier)
 
 
 def _hold_steps(host: HostRollout, holds: Mapping[str, Holds]) -> dict[str, dict[str, Step]]:
-    """Return the steps with which a host holds what it keeps, by the deployment that is turned back."""
+    """Return the steps with which a host records holds of what it keeps, by the deployment that is turned back."""
     found = {name: hold_steps(some, host.keeps) for name, some in holds.items()}
     return {name: steps for name, steps in found.items() if steps}
 
 
 def _without_steps(batches: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Yield hosts that take part though nothing may change there: what fails there is seen, or a hold is recorded."""
+    """Yield hosts that take part although nothing may change there: a failure counts, or a hold is recorded."""
     for batch in batches:
         yield from batch["awaits"]
     for batch in batches:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator asks of a rollout: the operation, of what, and how many groups and engines at a time. Pure."""
+"""Parse what an operator requests: the operation, what it applies to, and how much changes at a time. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DEFAULT_SERIAL: tuple[Count, ...] = (1, "20%")
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """What a run is to do: the operation, the terms (raw variables), and of what; None: of all.
+    """What a run should do: the operation, its limits (raw variables), and what it applies to; None: everything.
 
-    offline: leave out engines over several hosts, which an offline benchmark cannot load. hosts: those of which
-    instances stop; None: all.
+    offline: leave out engines over several hosts, which an offline benchmark cannot load. hosts: those whose instances
+    stop; None: all.
     """
 
     operation: str
@@ -27,7 +27,7 @@ class RolloutRequest:
     deployment: str | None = None
     instance: str | None = None
     canary: bool = True
-    absent: tuple[tuple[str, str], ...] = ()  # load balancers that this run cannot tell of changes, and why
+    absent: tuple[tuple[str, str], ...] = ()  # load balancers that this run cannot inform, and why
     at_once: bool = False  # too few may stay in service
     blind: bool = False  # nothing is known of the fleet's other hosts
     offline: bool = False
@@ -59,13 +59,15 @@ def parse_policy(values: Mapping[str, Any]) -> tuple[RolloutPolicy, tuple[Proble
         keep = parse_count(values["rollout_min_available"])
         if keep is None:
             what = f"{values['rollout_min_available']!r} is not a number of engines or a percentage of them."
-            problems.append(Problem(("rollout_min_available",), what, 'Use for example 1 or "75%".'))
+            problems.append(Problem(("rollout_min_available",), what, 'Use, for example, 1 or "75%".'))
     given = values.get("rollout_soak")
     soak = parse_count(public_variables()["rollout_soak"].default if given is None else given)
     if not isinstance(soak, int):
         problems.append(
             Problem(
-                ("rollout_soak",), f"{given!r} is not a whole number of seconds.", "Use for example 30, or 0."
+                ("rollout_soak",),
+                f"{given!r} is not a whole number of seconds.",
+                "Use, for example, 30 or 0.",
             )
         )
         soak = 0
@@ -73,12 +75,12 @@ def parse_policy(values: Mapping[str, Any]) -> tuple[RolloutPolicy, tuple[Proble
 
 
 def parse_serial(given: Any, name: str) -> tuple[tuple[Count, ...] | None, tuple[Problem, ...]]:
-    """Parse how many go at a time, as Ansible's serial, and return problems; None counts as not set."""
+    """Parse how many change at a time, like Ansible's serial, and return problems; None counts as not set."""
     if given is None:
         return None, ()
     parts = given if isinstance(given, (list, tuple)) else str(given).strip("[] ").split(",")
     counts = [parse_count(part.strip("\"' ") if isinstance(part, str) else part) for part in parts]
     if not counts or any(not count or count == "0%" for count in counts):
         what = f"{given!r} is not a number, a percentage, or a list of these."
-        return None, (Problem((name,), what, 'Use for example 2, "25%" or [1, "25%"].'),)
+        return None, (Problem((name,), what, 'Use, for example, 2, "25%" or [1, "25%"].'),)
     return tuple(count for count in counts if count), ()

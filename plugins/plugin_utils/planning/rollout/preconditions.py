@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a rollout, or a stop of hosts, cannot be: what it needs beside room in batches. Pure."""
+"""Find what prevents a rollout, or a stop of hosts, other than capacity in batches. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .stopping import (
 def refused_stops(
     plan: FleetPlan, values: Mapping[str, Any], stops: HostStops, blind: bool = False
 ) -> tuple[Problem, ...]:
-    """Return why the instances of these hosts may not stop. blind: only for the sake of the load balancers."""
+    """Return why the instances of these hosts may not stop. blind: check only the load balancers."""
     policy, problems = parse_policy(values)
     revisions = {revision.deployment: revision for revision in plan.revisions}
     hosts = [HostRollout(host, revisions, plan.balancers) for host in plan.hosts]
@@ -58,7 +58,7 @@ def stop_refusals(
     members: Collection[RolloutInstance],
     policy: RolloutPolicy,
 ) -> Iterable[Problem]:
-    """Yield why a stop of instances cannot be: too few would be left, or load balancers still send them requests."""
+    """Yield why instances may not stop: too few would be left, or load balancers would still send them requests."""
     if wanted.operation != STOP or wanted.at_once:
         return
     if not wanted.blind:
@@ -71,7 +71,7 @@ def stop_refusals(
 def rollout_refusals(
     plan: FleetPlan, wanted: RolloutRequest, rollout: Rollout, omitted: Mapping[str, str]
 ) -> Iterable[Problem]:
-    """What a rollout needs beside room. omitted: what a measurement leaves out, and why."""
+    """Yield what prevents a rollout, other than capacity. omitted: what a measurement leaves out, and why."""
     if rollout.batches and wanted.operation != STOP:
         yield from _balancer_refusals(plan, wanted)
     if wanted.operation == ROLLBACK and not wanted.deployment:
@@ -80,28 +80,28 @@ def rollout_refusals(
     if wanted.operation in (UPGRADE, ROLLBACK):
         hosts = partitioned_hosts(plan)
         if hosts:
-            what = "partition modes have to change first, which stops every instance of a host."
+            what = "partition modes must change first, which stops every instance of a host."
             yield Problem(("gpu_partition_compute",), what, "Run partition.yml first.", hosts)
     if wanted.operation in (RESTART, STOP, *MEASUREMENTS) and not rollout.batches:
         there = sorted({running.deployment for host in plan.hosts if host.host.state for running in
                         host.host.state.instances})  # fmt: skip
         if omitted:
             text = "; ".join(f"{shorten(names)}: {reason}" for reason, names in grouped(omitted).items())
-            what = f"no instance runs that this run can measure. {text}."
-            yield Problem((), what, "status.yml shows what runs; site.yml starts what is to run.")
+            what = f"this run can measure no instance. {text}."
+            yield Problem((), what, "status.yml shows what runs; site.yml starts what should run.")
         elif wanted.deployment or wanted.instance:
             meant = wanted.instance or wanted.deployment
             what = f"no instance of {meant} runs."
             yield Problem((), what, f"There are: {', '.join(there) or 'no instances'}.")
         elif wanted.operation in MEASUREMENTS:
             what = f"no instance runs on {plural(len(plan.hosts), 'host')} of this run, so there is nothing to measure."
-            yield Problem((), what, "Deploy first: site.yml. status.yml shows what is there.")
+            yield Problem((), what, "Deploy first: site.yml. status.yml shows the present state.")
 
 
 def _balancer_refusals(plan: FleetPlan, wanted: RolloutRequest) -> Iterable[Problem]:
-    """Return why instances cannot be drained: one that answers suffices, as those that do not serve nobody.
+    """Yield why instances cannot be drained. One load balancer that answers suffices: the others serve nobody.
 
-    One that --limit leaves out may well serve.
+    One that --limit leaves out may still serve.
     """
     dead = [(name, why) for name, why in wanted.absent if why != NOT_IN_RUN]
     yield from undrained_problems(wanted.absent)
@@ -114,7 +114,7 @@ def _balancer_refusals(plan: FleetPlan, wanted: RolloutRequest) -> Iterable[Prob
     if len(idle) < len(plan.balancers):
         return
     if idle:
-        what = "the load balancer does not run, so instances cannot be drained before they change."
+        what = "the load balancer is not running, so instances cannot be drained before they change."
         yield Problem((), what, "Run deploy.yml first.", tuple(idle))
     elif dead:
         what = f"no load balancer can be reached, so instances cannot be drained before they change: {_listed(dead)}."

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put the groups of all deployments in turns that never leave a service too few engines. Pure.
+"""Put the groups of all deployments in turns that never leave a service with too few engines. Pure.
 
-Deployments change one after the other. One that has to wait until another one serves more gives way to it: a deployment
-that leaves a model name waits for the one that gets it.
+Deployments change one after another. One that must wait until another one serves more gives way to it: a deployment
+that gives up a model name waits for the one that gets it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .policy import DEFAULT_SERIAL
 
 @dataclass(frozen=True)
 class ScheduledGroups:
-    """Groups of a deployment that change at the same time. left: engines that each service could spare meanwhile."""
+    """Groups of a deployment that change at the same time. left: engines that each service can then still spare."""
 
     deployment: str
     groups: tuple[ChangeGroup, ...]
@@ -32,7 +32,7 @@ NOTHING: Mapping[str, int] = {}
 
 
 class Room:
-    """How many engines of each service are in service, from turn to turn."""
+    """Counts how many engines of each service are in service, from turn to turn."""
 
     def __init__(self, capacity: Mapping[str, Capacity]) -> None:
         self.capacity = capacity
@@ -43,14 +43,14 @@ class Room:
         return {name: self.serving[name] - count for name, count in lost_together(groups).items()}
 
     def fits(self, groups: Iterable[ChangeGroup], lost: Mapping[str, int] = NOTHING) -> bool:
-        """Return whether enough of each service stays. lost: engines of what fits and changes beside them."""
+        """Return whether enough of each service stays. lost: engines of groups that change at the same time."""
         return all(
             left - lost.get(name, 0) >= self.capacity[name].min_available
             for name, left in self.left(groups).items()
         )
 
     def spare(self, groups: Iterable[ChangeGroup]) -> dict[str, int]:
-        """Return how many engines more of each service may be out of service while these groups change."""
+        """Return how many more engines of each service may be out of service while these groups change."""
         lost = lost_together(groups)
         return {
             name: count - lost.get(name, 0) - self.capacity[name].min_available
@@ -67,10 +67,10 @@ class Room:
 
 
 class Queue:
-    """The groups of a deployment that have yet to change, in their order.
+    """The groups of a deployment that are yet to change, in their order.
 
-    serial: groups at a time, as the operator sets it. canary: the first one changes alone. begun: an earlier run
-    began with it, and did not judge it.
+    serial: groups at a time, as the operator sets it. canary: the first one changes alone. begun: an earlier run began
+    the canary, but did not judge it.
     """
 
     def __init__(
@@ -89,24 +89,24 @@ class Queue:
             self.sizes = self.sizes[1:]  # the canary is the first batch
 
     def next(self, room: Room, waiting: Collection[str]) -> ScheduledGroups | None:
-        """Take the groups that change next; None if none can at present. waiting: the groups of all deployments."""
+        """Take the groups that change next; None if none can now. waiting: keys of the groups of all deployments."""
         able = self.able(waiting)
         candidates = able[:1] if self.canary else able
         first = next((group for group in candidates if room.fits([group])), None)
         return self._turn(first, able, room) if first else None
 
     def forced(self, room: Room, waiting: Collection[str]) -> ScheduledGroups:
-        """Take what can be the canary instead, or else what comes next, although it does not fit."""
+        """Take a group that can be the canary instead, or else the next one, although it does not fit."""
         able = self.able(waiting)
         return self._turn(next(iter(self.instead(room, waiting)), able[0]), able, room)
 
     def instead(self, room: Room, waiting: Collection[str]) -> list[ChangeGroup]:
-        """Return what can be the canary in place of one that does not fit: what only comes is the first choice."""
+        """Return groups that can be the canary in place of one that does not fit: first those that are only added."""
         fitting = [group for group in self.able(waiting) if room.fits([group])]
         return sorted(fitting, key=lambda group: group.exists)
 
     def able(self, waiting: Collection[str]) -> list[ChangeGroup]:
-        """Return the groups that wait for no other one."""
+        """Return the groups that do not wait for another."""
         return [group for group in self.rest if group.after.isdisjoint(waiting)]
 
     def _turn(self, first: ChangeGroup, able: Sequence[ChangeGroup], room: Room) -> ScheduledGroups:
@@ -114,17 +114,17 @@ class Queue:
         if not self.canary:
             size = max(1, int(resolve_count(self.sizes[0], self.total)))
             self.sizes = self.sizes[1:] or self.sizes
-            groups = self._beside(first, able, size, room)
+            groups = self._fitting(first, able, size, room)
         turn = ScheduledGroups(self.deployment, tuple(groups), self.canary, room.spare(groups))
         self.canary = False
         taken = {group.key for group in groups}
         self.rest = [group for group in self.rest if group.key not in taken]
         return turn
 
-    def _beside(
+    def _fitting(
         self, first: ChangeGroup, able: Sequence[ChangeGroup], size: int, room: Room
     ) -> list[ChangeGroup]:
-        """Return the first group and those that change beside it: as many as asked for, or by default as fit."""
+        """Return the first group and those that change with it: as many as requested, or by default as many as fit."""
         found, lost = [first], dict(first.engines_lost)
         for group in able:
             if len(found) == size:
@@ -140,9 +140,9 @@ class Queue:
 def schedule(
     queues: Sequence[Queue], removals: Sequence[ScheduledGroups], room: Room
 ) -> tuple[tuple[ScheduledGroups, ...], tuple[Problem, ...], tuple[str, ...]]:
-    """Return the turns of all deployments, why they cannot be, and warnings.
+    """Return the turns of all deployments, the problems that prevent them, and warnings.
 
-    removals: what only goes, at the end.
+    removals: groups that are only removed, at the end.
     """
     turns: list[ScheduledGroups] = []
     problems: list[Problem] = []
@@ -197,15 +197,15 @@ def _oversized(group: ChangeGroup, room: Room, reported: set[str]) -> Iterable[P
         less = f"-e rollout_min_available={max(left, 0)}."
         if count > 1:
             what = (
-                f"{group.name} have to change together, because one takes over GPUs or ports of another; that leaves "
-                f"{left}, and {kept}."
+                f"{group.name} must change together, because one takes over GPUs or ports of another; that leaves "
+                f"{left}, but {kept}."
             )
             fix = f"Keep their GPUs and ports, or accept less capacity: {less}"
         elif serving < there.total:
-            what = f"only {serving} of {engines} of {name} serve, and {kept}."
+            what = f"only {serving} of {engines} of {name} serve, but {kept}."
             fix = f"Repair the others first (see status.yml, undrain.yml), or accept less capacity: {less}"
         else:
-            what = f"changing {group.name} leaves {left}, and {kept}."
+            what = f"changing {group.name} leaves {left}, but {kept}."
             fix = f"Capacity does not allow even one change at a time. To accept that: {less}"
         yield Problem(("rollout_min_available",), what, fix, group.hosts)
 
@@ -222,7 +222,7 @@ def _serial_problems(
             engines, kept = plural(there.total, "engine"), there.min_available
             what = (
                 f"[{', '.join(map(str, serial))}] lets {len(turn.groups)} groups change at a time, which leaves {left} "
-                f"of {engines} of {name} in service; rollout_min_available requires {kept}."
+                f"of {engines} of {name} in service, but rollout_min_available requires {kept}."
             )
             fit = sum(room.fits(turn.groups[: number + 1]) for number in range(len(turn.groups)))
             yield Problem(("rollout_serial",), what, f"At most {fit} fit: -e rollout_serial={fit}.")

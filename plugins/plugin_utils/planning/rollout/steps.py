@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a rollout: what a host does in each phase of a batch, and on its way back. Pure.
+"""Describe the steps of a rollout: what a host does in each phase of a batch, and on its way back. Pure.
 
-The role rollout walks the phases of a batch in their order; all hosts of the batch go through a phase together.
+The role rollout runs the phases of a batch in their order; all hosts of the batch go through a phase together.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ FORWARD = (
 )  # fmt: skip
 """The phases of a batch, in order; a batch has those in which a host of it has something to do."""
 PASSED = ("record_verdict",)
-"""What follows when all of it went well."""
+"""The phases that follow if all went well."""
 WAY_BACK = (
     "hold", "drain", "report", "start_old", "serve_old", "undrain_old", "confirm_hold",
 )  # fmt: skip
-"""What follows otherwise. The deployment is held first, so that whatever comes next, also after a controller that dies
-here, is the old generation. That may fail, as what serves comes first; confirm_hold tries again, and may not."""
+"""The phases that follow otherwise. The deployment is held first, so that whatever comes next is the old generation,
+even if the controller dies here. That step may fail, as service comes first; confirm_hold repeats it, and must not."""
 MEASURING = ("drain", "resume", "measure", "start", "serve", "undrain")
-"""The phases of a batch of a measurement, in order. It serves again after the measurement, also what died of it."""
+"""The phases of a batch of a measurement, in order. Instances serve again afterwards, even those that died of it."""
 COMING_BACK = ("return", "serve")
-"""What follows on a host where one of them failed. The load balancers use its instances as soon as they are ready."""
+"""The phases that follow on a host where one failed. The load balancers use its instances as soon as they are ready."""
 NOT_WITHOUT_VERDICT = ("hold", "report", "confirm_hold")
 """Phases of the way back that belong to a release that was turned back."""
 
-STILL_IN = 10  # seconds in which an instance that was watched has to be in the load balancers, or it is not
+STILL_IN = 10  # seconds within which a watched instance must be in service in the load balancers
 HOLD_TEXT = 400  # characters of a failure that a hold and the journal keep
 
 
@@ -48,10 +48,10 @@ class Step(JsonRecord):
 
 @dataclass(frozen=True)
 class BatchChange:
-    """What a batch does: its operation, to which generation of which deployment, and seconds under watch after it.
+    """What a batch does: its operation, the deployment and its generation, and for how long it is watched afterwards.
 
-    keep: a load balancer refuses to drain what would leave it too few. first: of its deployment in this run. before:
-    the generation to which it goes back. together: those of the deployments that go back with it.
+    keep: a load balancer refuses a drain that would leave it too few. first: of its deployment in this run. before: the
+    generation to which it goes back. together: the generations of the deployments that go back with it.
     """
 
     operation: str
@@ -67,9 +67,9 @@ class BatchChange:
 
 @dataclass(frozen=True)
 class Canary:
-    """The instance that is measured: as it was and as it will be, and one that stays beside it.
+    """The instance that is measured: as it was and as it will be, and an unchanged one for reference.
 
-    measure: whether the old one can be measured before it is replaced. baseline: what a run that was cut off found.
+    measure: whether the old one can be measured before it is replaced. baseline: what an interrupted run measured.
     """
 
     id: str
@@ -84,9 +84,9 @@ class Canary:
 class Work:
     """A host's part of a batch: servers to run, instances to remove, and its servers in the load balancers.
 
-    leave: servers to take out first, enter: to take in at the end. old_servers, old_remove, enter_old: the same for the
-    way back. lost: instances that run, and of which nothing is known to go back to. spans: some belong to an engine
-    over several hosts. measured: descriptions of what is measured. down: some do not run.
+    leave: servers to drain first; enter: servers to put in service at the end. old_servers, old_remove, enter_old: the
+    same for the way back. lost: running instances that have no known generation to go back to. spans: some belong to an
+    engine over several hosts. measured: descriptions of what is measured. down: some are not running.
     """
 
     servers: Sequence[Data] = ()
@@ -104,7 +104,7 @@ class Work:
 
 
 def steps_of(work: Work, change: BatchChange) -> dict[str, Step]:
-    """Return a host's steps of a batch by phase, those of the way back among them; what is not there is skipped."""
+    """Return a host's steps of a batch by phase, including those of the way back; phases without one are skipped."""
     if change.operation in MEASUREMENTS:
         return _measure(work, change)
     found = {}
@@ -119,7 +119,7 @@ def steps_of(work: Work, change: BatchChange) -> dict[str, Step]:
         found |= _compare(work.canary, change)
     keyed = [item for item in work.servers if item.get("cache_key")]
     if change.first and keyed and change.operation == UPGRADE:
-        # Before users are served: what is packed then comes of the toolkit's own prompts alone.
+        # Before users are served: what is packed then comes from the toolkit's own prompts alone.
         instances = [{"name": item["name"], "cache_key": item["cache_key"]} for item in keyed]
         found["keep_caches"] = Step("instance_cache", {"state": "packed", "instances": instances})
     if work.enter:
@@ -164,7 +164,7 @@ def _balance(servers: Sequence[Data], state: str, **more: Any) -> Step:
 
 
 def _run(servers: Sequence[Data], remove: Sequence[str], spans: bool, suffix: str = "") -> dict[str, Step]:
-    """Serve; servers of an engine over several hosts all start before one of them is waited for."""
+    """Return the steps that serve. The servers of an engine over several hosts all start before any is awaited."""
     if not servers and not remove:
         return {}
     args = {"servers": list(servers), "remove": list(remove)}
@@ -175,7 +175,7 @@ def _run(servers: Sequence[Data], remove: Sequence[str], spans: bool, suffix: st
 
 
 def _compare(canary: Canary, change: BatchChange) -> dict[str, Step]:
-    """Measure before and after; a canary that runs the new generation already is judged by what was found then."""
+    """Return the steps that measure before and after; a canary that is already new is judged by its baseline."""
     both = {"new": canary.new, "reference": canary.reference, "change": change.why}
     before = {} if canary.measure else {"baseline": canary.baseline}
     found = {
@@ -204,7 +204,7 @@ def _back(work: Work) -> dict[str, Step]:
 def trial_record(change: BatchChange, canary: str = "", judged: bool = False) -> dict[str, Any]:
     """Return the binding of an upgrade that begins, whose canary ("host/instance") is measured, or was judged.
 
-    What was found of the old generation (`found`) is put in when it was measured.
+    The result of the old generation (`found`) is filled in once it is measured.
     """
     found = {
         "generation": change.generation,
@@ -223,9 +223,9 @@ def no_trial(deployments: Iterable[str]) -> dict[str, Any]:
 
 
 def hold_steps(holds: Mapping[str, Hold], kept: Collection[str]) -> dict[str, Step]:
-    """Return the steps that hold deployments on a host when a batch goes back. kept: those that the host keeps.
+    """Return the steps that hold deployments on a host if a batch goes back. kept: those that the host keeps.
 
-    The reason is put in when it is known.
+    The reason is filled in once it is known.
     """
     bindings = [
         {"deployment": name, "trial": None, "held": hold.to_json()}
@@ -239,5 +239,5 @@ def hold_steps(holds: Mapping[str, Hold], kept: Collection[str]) -> dict[str, St
 
 
 def hold_reason(why: str) -> str:
-    """Return a failure in the length that a hold and the journal keep."""
+    """Return a failure, shortened to the length that a hold and the journal keep."""
     return why if len(why) <= HOLD_TEXT else f"{why[: HOLD_TEXT - 1]}…"

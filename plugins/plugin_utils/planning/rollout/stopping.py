@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that stop what serves without replacing it: what they would leave in service, and in which batches. Pure."""
+"""Check commands that stop instances without replacing them: what stays in service, batch by batch. Pure."""
 
 from __future__ import annotations
 
@@ -40,24 +40,20 @@ def partitioned_hosts(plan: FleetPlan) -> tuple[str, ...]:
 
 
 def undrained_problems(absent: Iterable[tuple[str, str]], word: str = "") -> Iterator[Problem]:
-    """Yield why instances cannot be drained: --limit leaves out load balancers, which may well send requests to them.
+    """Yield why instances cannot be drained: --limit leaves out load balancers, which may still send requests to them.
 
-    absent: load balancers without a state, and why. word: what an operator adds to stop the instances all the same.
+    absent: load balancers without a state, and why. word: what an operator adds to stop the instances anyway.
     """
     for name, why in absent:
         if why == NOT_IN_RUN:
             what = f"instances cannot be drained from load balancer {name} before they change: {why}."
             fix = f"Run without --limit, or with {name} in it."
-            lost = (
-                f" To stop them all the same, and lose the requests that they work on: {word}."
-                if word
-                else ""
-            )
+            lost = f" To stop them anyway, and lose the requests in progress: {word}." if word else ""
             yield Problem(("--limit",), what, fix + lost)
 
 
 def known_engines(members: Iterable[RolloutInstance]) -> list[ServingEngine]:
-    """Return the engines that this run knows; those that change are taken."""
+    """Return the engines that this run knows; those that change are marked as taken."""
     groups: dict[str, list[RolloutInstance]] = {}
     for item in members:
         if item.exists:
@@ -81,10 +77,10 @@ NOWHERE = InstanceResources(frozenset(), frozenset())
 def outside_members(plan: FleetPlan, engines: Mapping[Instance, str]) -> list[RolloutInstance]:
     """Return the instances of hosts outside this run, as far as the load balancers' files name them.
 
-    engines: that of each server of those which run on several hosts.
+    engines: the engine of each server, for engines that span several hosts.
 
-    They count as serving, since the load balancers themselves are asked before anything stops; those of hosts that were
-    not reached, or were left out, do not.
+    They count as serving, since the load balancers themselves are queried before anything stops; but not on hosts that
+    were not reached, or were left out.
     """
     here = {host.host.name for host in plan.hosts}
     lost = {name for name, _unused in (*plan.unreachable, *plan.excluded)}
@@ -138,7 +134,7 @@ def stop_problems(engines: Sequence[ServingEngine], stops: HostStops) -> tuple[P
         batch, rest = rest[:size], rest[size:]
         problems = () if allowed(batch) else batch_problems(engines, stops, batch)
         if problems and stops.variable and all(allowed([one]) for one in batch):
-            way = f"One host at a time may: -e {stops.variable}=1. To do it all the same: {WORD}."
+            way = f"One host at a time can: -e {stops.variable}=1. To do it anyway: {WORD}."
             return tuple(replace(problem, fix=way) for problem in problems)
         if problems:
             return problems
@@ -160,12 +156,12 @@ def batch_problems(
         what = f"{names}: no other load balancer answers, so no client would be served meanwhile."
         fix = (
             "Start another one first (group load_balancer, site.yml), or take fewer at a time with a smaller --limit. "
-            f"To do it all the same, and have no client served: {WORD}."
+            f"To do it anyway, with no client served meanwhile: {WORD}."
         )
         found = (*found, Problem((), what, fix))
     return found
 
 
 def _without_balancers(stops: HostStops, batch: Collection[str]) -> bool:
-    """Return whether no load balancer would be left that runs."""
+    """Return whether no running load balancer would be left."""
     return bool(stops.balancers) and stops.balancers <= set(batch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials of upgrades: those that an earlier run has begun, those that this one begins, and what ends them. Pure."""
+"""Find the trials of upgrades: those that an earlier run began or this run begins, and what ends them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .steps import BatchChange, no_trial, trial_record
 def open_trials(
     hosts: Iterable[HostRollout], revisions: Mapping[str, RevisionChange]
 ) -> dict[str, CanaryProgress]:
-    """Open trials of the generation that is wanted now."""
+    """Return the open trials of the generations that are wanted now."""
     wanted = {name: revision.generation for name, revision in revisions.items()}
     found: dict[str, CanaryProgress] = {}
     for host in hosts:
@@ -34,7 +34,7 @@ def open_trials(
 
 
 def unjudged_engines(hosts: Mapping[str, HostRollout], trials: Mapping[str, CanaryProgress]) -> set[str]:
-    """The engines of canaries that have yet to be judged; all servers of an engine change with its canary."""
+    """Return the engines of canaries that are yet to be judged; all servers of an engine change with its canary."""
     found = set()
     for canary in (trial.canary for trial in trials.values() if trial.canary and not trial.judged):
         host, _, name = canary.partition("/")
@@ -68,7 +68,7 @@ def ended_trials(
     revisions: Mapping[str, RevisionChange],
     continued: bool,
 ) -> dict[str, Any] | None:
-    """Return what ends the trials of a host; None if it has none. continued: also what an earlier run began there."""
+    """Return what ends the trials of a host; None if it has none. continued: including those of an earlier run."""
     ends = [batch["deployment"] for batch in upgrades]
     if continued:
         ends += [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is held when a release is turned back: at which generations, and which other deployments with it. Pure."""
+"""Find what is held if a release is turned back: at which generations, and which other deployments with it. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Holds = dict[str, Hold]
 def earlier_generations(revisions: Revisions, hosts: Sequence[Host]) -> dict[str, int]:
     """Return the generation to which each deployment goes back; 0 for one that did not serve before.
 
-    Where a release was turned back, what the same run was to remove runs until the next one. It comes back as well, but
-    not where another deployment has its place by then.
+    After a release was turned back, what the same run was to remove keeps running until the next one. It also comes
+    back, unless another deployment has its place by then.
     """
     mine = {name: revision for name, revision in revisions.items() if revision.source.kind == INVENTORY}
     both = {name: _earlier(revision, hosts) for name, revision in mine.items()}
@@ -39,7 +39,7 @@ def earlier_generations(revisions: Revisions, hosts: Sequence[Host]) -> dict[str
 
 
 def _has_a_place_of(others: Mapping[str, int], name: str, number: int, hosts: Sequence[Host]) -> bool:
-    """Return whether a generation needs a port or a GPU on a host that other ones, of other deployments, have there."""
+    """Return whether a generation needs a port or a GPU on a host that generations of other deployments have there."""
     for host in hosts:
         made = _history(host, name).as_of(number)
         there = [_history(host, other).as_of(kept) for other, kept in others.items()]
@@ -55,14 +55,14 @@ def _collide(one: GenerationMember, other: GenerationMember) -> bool:
 
 
 def _together(revision: RevisionChange, hosts: Sequence[Host]) -> dict[str, int]:
-    """Return what goes back with a deployment whose rollout an earlier run began; all records of it have to agree."""
+    """Return what goes back with a deployment whose rollout an earlier run began; all its records must agree."""
     histories = histories_by_name(hosts, revision.deployment) if revision.source.trial else ()
     found = [set(history.trial.together.items()) for history in histories if history.trial]
     return dict(set.intersection(*found)) if found else {}
 
 
 def _earlier(revision: RevisionChange, hosts: Sequence[Host]) -> tuple[int, int]:
-    """Return the generation to which a deployment goes back: by what runs, and once what is to be removed is gone."""
+    """Return the generation to which a deployment goes back: as things run now, and after all removals."""
     source, name, number = revision.source, revision.deployment, revision.generation or 0
     if source.held and source.held.generation != number:
         return source.held.generation, source.held.generation  # others that run were turned back
@@ -75,12 +75,12 @@ def _earlier(revision: RevisionChange, hosts: Sequence[Host]) -> tuple[int, int]
 
 
 def _newest(recorded: Sequence[Generation | None], runs: Sequence[Collection[int]]) -> int:
-    """Return the number as of which each host has what it has now; 0 where nothing has served.
+    """Return the number as of which each host has what it has now; 0 if nothing has served.
 
     recorded: each host's last record; runs: the numbers that run there.
     """
     idle = [made for made, found in zip(recorded, runs, strict=True) if made and not found]
-    # Where nothing runs anywhere: what ran last.
+    # If nothing runs anywhere: what ran last.
     served = set().union(*runs) or {made.generation for made in idle if made.members}
     removed = {made.generation for made in idle if not made.members}
     # As of the newest of these, each host has what it has now: it records only changes of its own.
@@ -90,12 +90,12 @@ def _newest(recorded: Sequence[Generation | None], runs: Sequence[Collection[int
 def holds_of(
     batches: Sequence[Batch], revisions: Revisions, hosts: Sequence[Host], earlier: Mapping[str, int]
 ) -> dict[str, Holds]:
-    """Return, for each deployment that starts instances, the holds that follow when it is turned back, without reasons.
+    """Return, for each deployment that starts instances, the holds that follow if it is turned back, without reasons.
 
-    Held with it are deployments with which it exchanges GPUs or ports, as they cannot go on without it, and those that
-    stop serving a model name which it takes over, as nobody would serve it; and what these were to make possible in
-    turn; but not what serves elsewhere as it is to be here. Nothing is held because of a definition that is not new,
-    nor where what ran before cannot be kept: it is unknown, or an engine of it needs a host that takes no part.
+    Held with it are deployments with which it exchanges GPUs or ports, as they cannot continue without it; those that
+    stop serving a model name which it takes over, as nobody would serve it; and the deployments that depend on these in
+    turn; but not what serves elsewhere as it should here. Nothing is held because of a definition that is not new, nor
+    if what ran before cannot be kept: it is unknown, or an engine of it needs a host that does not take part.
     """
     members = [item for batch in batches for group in batch.groups for item in group.members]
     coming = {item.deployment for item in members if item.new is not None}
@@ -114,15 +114,15 @@ def holds_of(
 
 
 def _is_new(revision: RevisionChange, hosts: Sequence[Host], earlier: int) -> bool:
-    """Return whether a definition serves nowhere but by a rollout that is still open, nor is what it would go back to.
+    """Return whether a definition serves only through a rollout that is still open, and is not what that goes back to.
 
-    The latter is put back into the inventory after a rollout was interrupted.
+    An operator may put the latter back in the inventory after a rollout was interrupted.
     """
     number = revision.generation
     if revision.source.kind != INVENTORY or number is None:
         return False
     runs = [(host, found) for host in hosts if (found := running_numbers(host, revision.deployment))]
-    # Where it runs and no rollout is recorded, it ran before: the others only join.
+    # If it runs and no rollout is recorded there, it ran before: the others only join.
     if any(number in found and not _history(host, revision.deployment).trial for host, found in runs):
         return False
     if set().union(*(found for _host, found in runs)) == {number} and not revision.source.trial:
@@ -131,7 +131,7 @@ def _is_new(revision: RevisionChange, hosts: Sequence[Host], earlier: int) -> bo
 
 
 def _changes(revision: RevisionChange, host: Host, earlier: int) -> bool:
-    """Return whether a host's instances are to be others than those of an earlier generation."""
+    """Return whether a host's instances will differ from those of an earlier generation."""
     step, history = revision.hosts.get(host.name), _history(host, revision.deployment)
     if step:
         new = step.record or history.as_of(step.wanted or 0)
@@ -163,7 +163,7 @@ def _torn(
     hosts: Sequence[Host],
     earlier: Mapping[str, int],
 ) -> bool:
-    """Return whether an instance that changes goes back to an engine that also needs a host which takes no part."""
+    """Return whether an instance that changes goes back to an engine that needs a host which does not take part."""
     here = {host.name: host for host in hosts}
     return any(
         not here.keys() >= {*old.hosts}
@@ -176,7 +176,7 @@ def _torn(
 
 
 def _changing(batches: Iterable[Batch], own: Collection[str]) -> Iterator[set[str]]:
-    """Yield which of these deployments change in one group."""
+    """Yield the deployments, of these, that change in one group."""
     for group in (group for batch in batches for group in batch.groups):
         yield {item.deployment for item in group.members if item.deployment in own}
 
@@ -184,15 +184,15 @@ def _changing(batches: Iterable[Batch], own: Collection[str]) -> Iterator[set[st
 def _begun(
     revisions: Revisions, hosts: Sequence[Host], own: Collection[str], earlier: Mapping[str, int]
 ) -> Iterator[set[str]]:
-    """Yield which deployments a rollout that an earlier run began would hold together."""
+    """Yield the deployments that would be held together by a rollout which an earlier run began."""
     for name in own:
         yield {name, *(_together(revisions[name], hosts).keys() & earlier.keys())}
 
 
 def _exchanges(sets: Iterable[set[str]]) -> dict[str, set[str]]:
-    """Return for each deployment of these sets which of them it is in a set with, directly or through others.
+    """Return, for each deployment of these sets, those with which it shares a set, directly or through others.
 
-    Itself is one of them.
+    They include itself.
     """
     found: dict[str, set[str]] = {}
     for names in sets:
@@ -202,7 +202,7 @@ def _exchanges(sets: Iterable[set[str]]) -> dict[str, set[str]]:
 
 
 def _bound(name: str, members: Sequence[RolloutInstance], exchanges: Mapping[str, set[str]]) -> set[str]:
-    """Return the deployments that cannot go on without this one, directly or through others; itself included."""
+    """Return the deployments that cannot continue without this one, directly or through others, including itself."""
     names: set[str] = set()
     more = exchanges[name]
     while not more <= names:
@@ -212,9 +212,9 @@ def _bound(name: str, members: Sequence[RolloutInstance], exchanges: Mapping[str
 
 
 def _giving_up(names: Collection[str], members: Sequence[RolloutInstance]) -> set[str]:
-    """Return the deployments that give up model names on which these deployments have to serve.
+    """Return the deployments that give up model names which these deployments must serve.
 
-    One that goes may give up any name that these serve: with it goes its share. One that stays is concerned only by
+    One that is removed may give up any name that these serve, as its share goes with it. One that stays counts only for
     names that these do not serve yet.
     """
     theirs = [item for item in members if item.deployment in names and item.new]
