@@ -320,7 +320,8 @@ def held_and_left(
         others = [
             why
             for host, why in again.plan.excluded
-            if not any(said in why for said in TAKEN_AWAY) and not (host in joined and "held. To try" in why)
+            if not any(said in why for said in TAKEN_AWAY)
+            and not (host in joined and "held. To retry" in why)
         ]
         assert not others, f"{label}: {others}"
         return None
