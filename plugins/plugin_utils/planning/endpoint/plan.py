@@ -146,8 +146,8 @@ def plan_balancers(
     in_clear = _reached_in_clear(hosts, gpu_hosts)
     if in_clear:
         warnings.append(
-            f"prompts, answers and the instances' key go unencrypted from load balancers to {join_names(in_clear)}: make "
-            "sure that nobody else can read that network (docs/security.md)"
+            f"prompts, answers and the instances' key go unencrypted from load balancers to {join_names(in_clear)}: "
+            "make sure that nobody else can read that network (docs/security.md)"
         )
     plans = []
     for host in hosts:
@@ -157,8 +157,8 @@ def plan_balancers(
             problems += found
             if unreached:
                 warnings.append(
-                    f"load balancer {host.name} cannot reach the running instances of {join_names(unreached)}: it serves "
-                    "without them until upgrade.yml or site.yml changes them"
+                    f"load balancer {host.name} cannot reach the running instances of {join_names(unreached)}: it "
+                    "serves without them until upgrade.yml or site.yml changes them"
                 )
     warnings += departures([(plan.host, names_of(plan.backends).values()) for plan in plans], endpoint.fleet)
     return tuple(plans), tuple(problems), tuple(warnings)
