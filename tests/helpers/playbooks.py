@@ -43,9 +43,13 @@ class Playbooks:
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             **{key: value for key, value in os.environ.items() if key.startswith("COVERAGE_")},
         }  # fmt: skip
+        self._env, self._imports = {**every, **(env or {})}, imports
+        self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, PROGRAM, *imports],
-            cwd=ROOT, env={**every, **(env or {})}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", __name__, PROGRAM, *self._imports],
+            cwd=ROOT, env=self._env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
     def run(
@@ -53,6 +57,8 @@ class Playbooks:
     ) -> subprocess.CompletedProcess[str]:
         """Run it to its end; what it printed, and its exit code, which is negative for a signal."""
         assert not [name for name in env or () if name.startswith("ANSIBLE_")]
+        if self._process.poll() is not None:  # such as where no process could be forked
+            self._start()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
             order = {"args": args, "cwd": str(cwd), "env": dict(env or {}), "files": files}
@@ -60,7 +66,9 @@ class Playbooks:
             assert self._process.stdout is not None
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
-            code = int(self._process.stdout.readline())
+            answer = self._process.stdout.readline()
+            assert answer, f"what runs are forked from ended with {self._process.wait(60)}"
+            code = int(answer)
             said = []
             for file in (out, err):
                 file.seek(0)
