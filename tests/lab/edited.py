@@ -182,6 +182,14 @@ class EditedLab:
 
     # ---- runs ----------------------------------------------------------------------------------------
 
+    def settle(self, inventory: Inventory) -> None:
+        """Bring it where an edit begins, if no test before did: unwatched, and all at once."""
+        if inventory != self.inventory:
+            self.write(inventory)
+            run = self.lab.play("deploy", "-e", "at_once=true")
+            assert run.rc == 0, run.out[-4000:]
+            self.inventory = inventory
+
     def carry_out(
         self, after: Inventory, playbook: str = "deploy", *args: str, killed: Sequence[float] = ()
     ) -> Step:
