@@ -17,7 +17,7 @@ from ..desired.endpoint_settings import BalancerHost, ObservedBalancer
 from ..desired.fleet import ANY
 from .backends import Backend, names_of
 from .config import backend_json
-from .servers import BackendServer, HostBackends, Instance, Place, bracketed, reached_at, seen_servers
+from .servers import BackendServer, HostBackends, Instance, Place, reached_at, seen_servers, with_brackets
 
 BALANCER: Final = "balancer"
 """The kind of the action that changes a load balancer's configuration."""
@@ -231,7 +231,9 @@ def server_names(
     after = places_of(names_of(backends))
     found: dict[Instance, list[ServerNames]] = {}
     for name, server in names_of(during).items():
-        names = ServerNames(name, continued(server, after), bool(continued(server, before)), server)
+        names = ServerNames(
+            name, same_place_server(server, after), bool(same_place_server(server, before)), server
+        )
         found.setdefault(server.of, []).append(names)
     return found
 
@@ -264,7 +266,9 @@ def places_of(servers: Mapping[str, BackendServer]) -> dict[Place, list[tuple[st
     return found
 
 
-def continued(server: BackendServer, others: Mapping[Place, Iterable[tuple[str, BackendServer]]]) -> str:
+def same_place_server(
+    server: BackendServer, others: Mapping[Place, Iterable[tuple[str, BackendServer]]]
+) -> str:
     """Return the name of the server at the same place that has a model name in common; "" without one."""
     there = others.get(server.place, ())
     return next((name for name, other in there if set(other.models) & set(server.models)), "")
@@ -280,4 +284,4 @@ def url_of(host: BalancerHost) -> str:
     settings = host.settings
     address = host.address if settings.listen in ANY else settings.listen
     address = settings.virtual.address if settings.virtual else address
-    return f"{'https' if settings.tls else 'http'}://{bracketed(address)}:{settings.port}"
+    return f"{'https' if settings.tls else 'http'}://{with_brackets(address)}:{settings.port}"

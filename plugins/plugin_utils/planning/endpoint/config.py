@@ -11,7 +11,7 @@ from ....module_utils.common.hashing import canonical, text_hash
 from ....module_utils.service.endpoint import AGENT_PORT, METRICS, ROUTER_PORT, ROUTERS
 from ..desired.endpoint_settings import BalancerHost, BalancerSettings
 from .backends import Backend, Subset
-from .servers import BackendServer, HostBackends, bracketed
+from .servers import BackendServer, HostBackends, with_brackets
 
 ROUTER_PORTS = (ROUTER_PORT, *ROUTERS, *(port + METRICS for port in ROUTERS))
 # HAProxy's connections for clients, and those that clients cannot use: its own checks, metrics, and refused strangers.
@@ -76,12 +76,12 @@ def config_data(
     connections = CONNECTIONS // (1 + by_model + bool(routers))
     data: dict[str, Any] = {
         "schema": 1,
-        "listen": bracketed(settings.listen),
+        "listen": with_brackets(settings.listen),
         "port": settings.port,
         "tls": settings.tls,
         "auth": settings.auth,
         "instance_key": instance_key,
-        "metrics": f"{bracketed(settings.metrics_listen)}:{settings.metrics_port}",
+        "metrics": f"{with_brackets(settings.metrics_listen)}:{settings.metrics_port}",
         "timeout": settings.timeout,
         "queue_timeout": settings.queue_timeout,
         "hang_timeout": settings.hang_timeout,

@@ -28,8 +28,8 @@ from .balancer_plan import (
     BalancerSecrets,
     ServerNames,
     answered_servers,
-    continued,
     places_of,
+    same_place_server,
     server_names,
 )
 from .config import config_data, port_conflicts, router_ports
@@ -289,7 +289,9 @@ def _abandoned(observed: ObservedBalancer | None, during: Iterable[Backend]) -> 
             if name in seen and item.get("by") != OPERATOR and item.get("run") not in observed.going
         }
     )
-    return tuple(sorted(name for name, server in names_of(during).items() if continued(server, drained)))
+    return tuple(
+        sorted(name for name, server in names_of(during).items() if same_place_server(server, drained))
+    )
 
 
 def wanted_files(

@@ -68,7 +68,7 @@ class BackendServer(JsonRecord):
     @property
     def target(self) -> str:
         """Return its address and port, as HAProxy writes them."""
-        return f"{bracketed(self.address)}:{self.port}"
+        return f"{with_brackets(self.address)}:{self.port}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the server's entry in balancer.json. probe: how the agent recognises it, whatever its name is."""
@@ -303,6 +303,6 @@ def _numbered(servers: Sequence[BackendServer]) -> Iterator[BackendServer]:
         yield named
 
 
-def bracketed(address: str) -> str:
+def with_brackets(address: str) -> str:
     """Return an address as it is written before a port."""
     return f"[{address}]" if ":" in address else address

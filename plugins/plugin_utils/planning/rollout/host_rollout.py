@@ -14,7 +14,7 @@ from ..generations.revisions import RevisionChange
 from ..instances.planned import PlannedInstance, RecordedInstance, Serving, recorded_instance
 from ..observed.node_state import NodeState, ObservedInstance
 from ..plan.host_plan import HostPlan, host_backends
-from .measurement import interrupted, why_unmeasured
+from .measurement import was_interrupted, why_unmeasured
 from .members import InstanceResources, RolloutInstance
 from .policy import RolloutRequest
 
@@ -66,7 +66,7 @@ class HostRollout:
 
     def why_unmeasured(self, name: str, wanted: RolloutRequest) -> str:
         """Return why a measurement leaves an instance out; "" if it does not."""
-        stopped = interrupted(self.name, name, wanted.operation, self.balancers)
+        stopped = was_interrupted(self.name, name, wanted.operation, self.balancers)
         return why_unmeasured(self.running.get(name), self.known(name), stopped, wanted.offline)
 
     def known(self, name: str) -> RecordedInstance | None:

@@ -49,7 +49,7 @@ def with_head(members: Iterable[RolloutInstance]) -> tuple[RolloutInstance, ...]
     )
 
 
-def interrupted(host: str, name: str, operation: str, balancers: Iterable[BalancerPlan]) -> bool:
+def was_interrupted(host: str, name: str, operation: str, balancers: Iterable[BalancerPlan]) -> bool:
     """Return whether an earlier run of this operation left an instance out of a load balancer."""
     return any(
         _operation_of(command) == operation
@@ -142,14 +142,14 @@ def explain_new(found: NewInstances) -> list[str]:
     if found.measured:
         names = [f"{host} {name}" for host, some in found.measured.items() for name in some]
         lines += ["", *titled_paragraph("measures", f"{shorten(names)}, before a load balancer uses them")]
-    text = "; ".join(f"{shorten(names)}: {reason}" for reason, names in grouped(found.others).items())
+    text = "; ".join(f"{shorten(names)}: {reason}" for reason, names in by_reason(found.others).items())
     if text:
         way = "benchmark.yml measures all of them out of service, a few at a time"
         lines += [*([] if lines else [""]), *titled_paragraph("leaves out", f"{text}. {way}")]
     return lines
 
 
-def grouped(omitted: Mapping[str, str]) -> dict[str, list[str]]:
+def by_reason(omitted: Mapping[str, str]) -> dict[str, list[str]]:
     """Return instances by the reason for which they are left out."""
     reasons: dict[str, list[str]] = {}
     for name, reason in omitted.items():

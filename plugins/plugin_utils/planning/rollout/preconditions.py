@@ -15,7 +15,7 @@ from ..desired.endpoint_settings import NOT_IN_RUN
 from ..plan.host_plan import FleetPlan
 from .batches import Rollout
 from .host_rollout import HostRollout, host_members, spanning_engines
-from .measurement import grouped, shorten
+from .measurement import by_reason, shorten
 from .members import RolloutInstance
 from .policy import RolloutPolicy, RolloutRequest, parse_policy
 from .stopping import (
@@ -86,7 +86,7 @@ def rollout_refusals(
         there = sorted({running.deployment for host in plan.hosts if host.host.state for running in
                         host.host.state.instances})  # fmt: skip
         if omitted:
-            text = "; ".join(f"{shorten(names)}: {reason}" for reason, names in grouped(omitted).items())
+            text = "; ".join(f"{shorten(names)}: {reason}" for reason, names in by_reason(omitted).items())
             what = f"this run can measure no instance. {text}."
             yield Problem((), what, "status.yml shows what runs; site.yml starts what should run.")
         elif wanted.deployment or wanted.instance:

@@ -20,7 +20,7 @@ from ...base.text import plural
 from ..explanation.text import titled_paragraph
 from ..generations.bindings import ENDS
 from ..rollout.batches import Batch
-from ..rollout.measurement import grouped, shorten
+from ..rollout.measurement import by_reason, shorten
 from ..rollout.members import RolloutInstance
 from ..rollout.plan import RolloutPlan
 from .failures import message_of
@@ -70,7 +70,7 @@ def explain_rollout(planned: RolloutPlan, timeouts: Mapping[str, int]) -> list[s
             )
         lines += _without_way_back(planned, name)
         lines += titled_paragraph("waits", _format_timeouts(planned, len(batches), timeouts))
-    for reason, instances in grouped(planned.unmeasured).items():
+    for reason, instances in by_reason(planned.unmeasured).items():
         lines += titled_paragraph("leaves out", f"{shorten(instances)}: {reason}")
     return [*lines, *(f"Warning: {warning}" for warning in planned.rollout.warnings)]
 

@@ -12,7 +12,7 @@ from ....module_utils.service.endpoint import ADDRESS_FILE
 from ...base.text import join_names, plural
 from ..endpoint.backends import names_of
 from ..endpoint.balancer_plan import BalancerPlan
-from ..endpoint.servers import bracketed, seen_servers
+from ..endpoint.servers import seen_servers, with_brackets
 from ..instances.planned import running_member
 from ..plan.host_plan import FleetPlan, HostPlan
 
@@ -64,7 +64,7 @@ def _addresses(plan: BalancerPlan) -> Iterable[str]:
         return
     config, files = observed.config, observed.files
     old = (config.get("listen"), config.get("port"), config.get("tls"))
-    if old != (bracketed(settings.listen), settings.port, settings.tls):
+    if old != (with_brackets(settings.listen), settings.port, settings.tls):
         scheme = "https" if config.get("tls") else "http"
         yield (
             f"clients of load balancer {plan.host.name} use {plan.url} instead of {scheme}://…:{config.get('port')} "

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..desired.fleet import ANY, LOCAL
-from ..endpoint.balancer_plan import continued, places_of
+from ..endpoint.balancer_plan import places_of, same_place_server
 from ..endpoint.servers import BackendServer, Instance
 
 FORMER, PRESENT = "former", "present"
@@ -92,14 +92,14 @@ class SimulatedBalancer:
         self.drained = {
             name
             for name, server in servers.items()
-            if continued(server, drained) or server.of in self.by_operator
+            if same_place_server(server, drained) or server.of in self.by_operator
         }
 
     def carried(self, servers: Mapping[str, BackendServer]) -> dict[str, str]:
         """Return the present server whose state each server of another configuration inherits; "" for none."""
         former = places_of(self.servers)
         return {
-            name: continued(replace(server, models=server.models[:1]), former)
+            name: same_place_server(replace(server, models=server.models[:1]), former)
             for name, server in servers.items()
         }
 
