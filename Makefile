@@ -81,13 +81,14 @@ lab-down: ## stop the lab's containers; images and weights stay
 # ---- tests -----------------------------------------------------------------------------------------------------------
 .PHONY: test packages transfers lint types unit coverage labs lab-test deep parsers engines shapes quantizers payload generate docs bench mutants edits nightly
 test: packages venv ## lint, types, unit tests, sanity, lab tests; what it leaves to make nightly is marked deep
-	@# The labs come up meanwhile. Lab tests wait more than they compute: unit tests take what time they leave.
+	@# The labs come up meanwhile. Lab tests wait more than they compute: all else takes what time they leave.
 	@$(MAKE) labs & labs=$$!; \
-	    $(MAKE) venv-dev && $(MAKE) --jobs=2 --output-sync lint types || { wait $$labs; exit 1; }; \
-	    nice $(MAKE) --jobs=2 --output-sync --keep-going unit sanity UNIT_ARGS=--timeout=1500 SANITY_ARGS="--skip-test pylint" \
-	        > $(UNIT_LOG) 2>&1 & unit=$$!; \
+	    $(MAKE) venv-dev || { wait $$labs; exit 1; }; \
+	    { nice $(MAKE) --jobs=2 --output-sync --keep-going lint types; lint=$$?; \
+	      nice $(MAKE) --jobs=2 --output-sync --keep-going unit sanity UNIT_ARGS=--timeout=1500 \
+	          SANITY_ARGS="--skip-test pylint" > $(UNIT_LOG) 2>&1; exit $$((lint | $$?)); } & rest=$$!; \
 	    wait $$labs && $(MAKE) lab-test; lab=$$?; \
-	    wait $$unit; unit=$$?; cat $(UNIT_LOG); exit $$((lab | unit))
+	    wait $$rest; rest=$$?; cat $(UNIT_LOG); exit $$((lab | rest))
 
 # Before the lab, which may install Docker: two at a time, apt-get does not do.
 packages: ## what unit tests hold configurations against, where it is missing: haproxy, keepalived
