@@ -120,8 +120,17 @@ INSTANCE = (
 SERVERS = [{"name": "llama-0", "stop_timeout": 10}]
 
 
-@pytest.mark.parametrize("step", ["check", "drain", "wait", "set", "verify", "restore", "undo"])
-@pytest.mark.parametrize("then", ["go on", "take back"])
+STEPS = ("check", "drain", "wait", "set", "verify", "restore", "undo")
+IN_EVERY_RUN = (("drain", "go on"), ("set", "take back"), ("undo", "go on"))
+AT_NIGHT = [
+    pytest.param(step, then, marks=pytest.mark.deep)
+    for step in STEPS
+    for then in ("go on", "take back")
+    if (step, then) not in IN_EVERY_RUN
+]
+
+
+@pytest.mark.parametrize(("step", "then"), [*IN_EVERY_RUN, *AT_NIGHT])
 def test_killed_at_each_step(bench: Bench, step: str, then: str) -> None:
     """The next run finishes what was cut off, or takes it back with everything that was stopped."""
     bench.sh(INSTANCE + ("; gpusim fault reload=refused" if step == "undo" else ""))
