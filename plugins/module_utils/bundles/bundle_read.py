@@ -104,12 +104,7 @@ def load_bundle(
     known = {item.id for item in store.manifests()}
     fresh = [item for item in index.manifests if item.id not in known or missing.keys() & item.blobs.keys()]
     amount = sum(missing.values())
-    need, free = amount + DISK_MARGIN, free_bytes(store.root)
-    if missing and free < need:
-        raise NodeError(
-            f"Not enough disk for the bundle: {store.root} has {human_size(free)} free, and {human_size(need)} are "
-            "needed. Make room (playbooks/prune.yml), and run again."
-        )
+    _refuse_without_space(store, amount)
     actions = [
         f"load {os.path.join(directory, volume.name)} ({human_size(volume.size)})" for volume in needed
     ]
@@ -143,6 +138,16 @@ def load_bundle(
     hide(store)
     loader.close()
     return result
+
+
+def _refuse_without_space(store: Store, amount: int) -> None:
+    """Raise NodeError where a store's disk cannot take so many more bytes."""
+    need, free = amount + DISK_MARGIN, free_bytes(store.root)
+    if amount and free < need:
+        raise NodeError(
+            f"Not enough disk for the bundle: {store.root} has {human_size(free)} free, and {human_size(need)} are "
+            "needed. Make room (playbooks/prune.yml), and run again."
+        )
 
 
 class _Loader:

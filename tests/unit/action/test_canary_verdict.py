@@ -282,7 +282,7 @@ def test_a_less_accurate_release_is_reported_with_what_it_lost(verdict: Run, tmp
     assert last["failed"] is True
     assert last["summary"].startswith("less accurate: sanity set 5.00 points worse (interval of the loss 3.")
     for part in (
-        "right are 300 of 300 answers of the old release, 285 of 300 now\n  sanity set 5.00 points worse",
+        "300 of 300 answers of the old release were right, now 285 of 300\n  sanity set 5.00 points worse",
         "  'What is 861 + 75?'\n    new  'no idea', right is '936'",
         "  and 7 more that only the old release has right",
     ):

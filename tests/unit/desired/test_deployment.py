@@ -601,7 +601,7 @@ SPX8 = {"n1": state()}
 
 SHARE = (
     "To share it, name it in the gpus of all, and set instances_per_gpu: 2 in each, or gpu_memory_utilization in each, "
-    "together at most 1 (without it each takes about 0.9)."
+    "at most 1 together (without it each takes about 0.9)."
 )
 
 

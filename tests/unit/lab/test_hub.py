@@ -347,7 +347,7 @@ class TestControl:
 
     @pytest.mark.parametrize(
         ("body", "message"),
-        [([{"statuss": 500}], "did you mean 'status'"), (5, "list"), (["x"], "no fault")],
+        [([{"statuss": 500}], "did you mean 'status'"), (5, "list"), (["x"], "is not a fault")],
     )
     def test_a_rule_that_means_nothing_is_refused(self, hub: server.Hub, body: Any, message: str) -> None:
         status, answer = self.call(hub, "PUT", "/_lab/faults", body)

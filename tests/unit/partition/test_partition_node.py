@@ -406,7 +406,7 @@ def test_the_journal_is_kept_or_nothing_is_changed(node: PartitionNode, tmp_path
     node.drop_journal()
     (tmp_path / "var/lib/instinct-fleet").rmdir()
     (tmp_path / "var/lib/instinct-fleet").write_text("")
-    with pytest.raises(PartitionError, match=r"partition.json, the journal, has no room \(.*\)$"):
+    with pytest.raises(PartitionError, match=r"partition.json, the journal, has no disk space \(.*\)$"):
         node.reserve_journal()
     with pytest.raises(PartitionError, match=r"cannot be written \(.*\)$"):
         node.save_journal(journal)
