@@ -114,10 +114,7 @@ def _incomplete(
     if end.error:
         return f"{end.error}{some}", "docker"
     if end.code is None:
-        what = (
-            f"did not finish within {wanted.timeout} s, and was stopped. "
-            "Raise benchmark_timeout, or ask for fewer prompts."
-        )
+        what = f"stopped after {wanted.timeout} s. Raise benchmark_timeout, or ask for fewer prompts."
         return what + some, None
     _result, error = outcome(wanted.kind, end.code, log, None)
     return f"{error}{some}", None

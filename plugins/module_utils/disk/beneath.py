@@ -122,10 +122,7 @@ def _remove(path: str, shown: str) -> None:
         shutil.rmtree(path)
     except FileNotFoundError:
         return
-    except (
-        OSError,
-        RecursionError,
-    ) as error:  # the second, and too many open files, where it is nested deeply
+    except (OSError, RecursionError) as error:  # the second where it is nested too deeply
         what = error.strerror if isinstance(error, OSError) else "it is nested too deeply"
         raise NodeError(
             f"{shown} cannot be removed: {what}. Run rm -rf {shown} there, and run again."

@@ -48,7 +48,9 @@ def template_renderer(template: str) -> Callable[[Mapping[str, Any]], str]:
 
 def _of_one_line(value: Any) -> Any:
     if _CONTROL.search(str(value)):
-        what = f"{value!r} contains a control character, and cannot be part of a load balancer's configuration."
+        what = (
+            f"{value!r} contains a control character, and cannot be part of a load balancer's configuration."
+        )
         fix = (
             "Search the inventory for it, then the instances' records on the GPU hosts (plan.yml shows them)."
         )
