@@ -189,7 +189,7 @@ MOMENTS = [
     ("Compare with the old generation, phase judge", True),
     ("Set servers of the load balancers, phase undrain", True),
     ("Record the progress of the rollout, phase record_verdict", None),
-    ("Note that nothing is on trial any more", False),
+    ("Record that nothing is on trial any more", False),
 ]
 
 
