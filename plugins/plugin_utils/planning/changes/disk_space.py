@@ -49,13 +49,13 @@ def check_disk(
         disks[disk.device] = disk
         by_device.setdefault(disk.device, []).append((path, amount, what))
     problems: list[Problem] = []
-    spare = removable_directories(host, lock)
     for device, entries in sorted(by_device.items()):
         need, free = sum(amount for _path, amount, _what in entries), disks[device].free_bytes
         if need <= free:
             continue
         paths = " and ".join(dict.fromkeys(path for path, *_unused in entries))
         parts = ", ".join(f"{what} {size(amount)}" for _path, amount, what in entries)
+        spare = removable_directories(host, lock)
         gain = sum(amount for path, amount in spare if _device(host.state.disks, path) == device)
         freed = f"; prune.yml would free at most {size(gain)}" if gain else ""
         what = f"not enough disk space for {paths}: {size(need)} are needed ({parts}), {size(free)} are free{freed}."

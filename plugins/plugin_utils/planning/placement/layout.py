@@ -52,9 +52,10 @@ def lay_out_fleet(fleet: Fleet) -> tuple[dict[str, Layout], tuple[Problem, ...]]
     known: dict[tuple[object, ...], tuple[Layout, tuple[Problem, ...]]] = {}
     for host in fleet.hosts:
         key = _kind(host)
-        if key not in known:
-            known[key] = lay_out(host, fleet.catalog)
-        layout, found = known[key]
+        placed = known.get(key)  # one look-up: it hashes and compares all GPUs
+        if placed is None:
+            placed = known[key] = lay_out(host, fleet.catalog)
+        layout, found = placed
         problems.extend(replace(item, hosts=(host.name,)) for item in found)
         layouts[host.name] = _ranked(layout, host.name, groups, networks)
     problems.extend(_unequal(fleet, groups, layouts))

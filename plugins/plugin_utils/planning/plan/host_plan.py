@@ -118,6 +118,7 @@ class HostPlan:
         kinds = {action.kind for action in self.actions}
         spanning = {item.name for item in self.instances if len(item.member.hosts) > 1}
         partition = bool(kinds & steps.PARTITION_KINDS)
+        resumed = spanning if partition else self._down
         return {
             "status": "observed" if state else "declared",
             "gpus": {
@@ -153,7 +154,7 @@ class HostPlan:
             "serve": [*(name for name in self.start if name in spanning or not partition), *self.policies],
             "spans": [name for name in self.start if name in spanning],
             "remove": [] if partition else list(self.remove),
-            "resume": [name for name in self.start if name in (spanning if partition else self._down)],
+            "resume": [name for name in self.start if name in resumed],
             "instances": [{"host": self.host.name, **item.described} for item in self.instances],
             "generations": [dict(item) for item in self.records],
             "bindings": [dict(item) for item in self.bindings],
