@@ -12,7 +12,7 @@ from ....module_utils.common.errors import FleetError, Problem, natural, suggest
 from ....module_utils.common.hashing import canonical
 from ...knowledge.catalog.gpus import GpuCatalog
 from ..inventory.groups import BALANCERS
-from ..observed.node_state import MALFORMED, NodeState, SeenGpus, unreadable_state
+from ..observed.node_state import MALFORMED, NodeState, unreadable_state
 from ..pins.registry_override import add_own_names
 from .deployment import Deployment, parse_deployments
 from .host_settings import ADDRESS, HostSettings, parse_address, parse_settings
@@ -96,7 +96,6 @@ def build_fleet(
     unreachable: list[tuple[str, str]] = []
     excluded: list[tuple[str, str]] = []
     spanning: dict[str, list[tuple[Deployment, str]]] = {}
-    seen: SeenGpus = {}
     for name in sorted(inputs, key=natural):
         given = inputs[name]
         deployments, found = inventory.deployments(given.variables)
@@ -111,7 +110,7 @@ def build_fleet(
             unreachable.append((name, given.unreachable))
             continue
         try:
-            state = None if offline else _state(given, settings, seen)
+            state = None if offline else _state(given, settings)
         except MALFORMED as error:
             excluded.append((name, unreadable_state(error)))
             continue
@@ -164,11 +163,11 @@ class _Inventory:
         return self._settings[key]
 
 
-def _state(given: HostInput, settings: HostSettings, seen: SeenGpus) -> NodeState | None:
+def _state(given: HostInput, settings: HostSettings) -> NodeState | None:
     """Return a host's state, with images under the names of their own registries. Raise MALFORMED."""
     if given.state is None:
         return None
-    return add_own_names(NodeState.from_json(given.state, seen), settings.overrides)
+    return add_own_names(NodeState.from_json(given.state), settings.overrides)
 
 
 def _renamed(hosts: Sequence[Host], present: frozenset[str]) -> tuple[Host, ...]:

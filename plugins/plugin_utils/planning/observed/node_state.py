@@ -66,10 +66,6 @@ class ObservedGpu:
     ecc_uncorrectable: int = field(default=0, compare=False)
 
 
-SeenGpus = dict[int, tuple[Any, ObservedGpu]]
-"""For each place in node_state's list, the GPU there that was read last: its JSON, and what that says."""
-
-
 @dataclass(frozen=True)
 class NumaNode:
     """CPUs as a list in the kernel's form ("0-95,192-287")."""
@@ -249,12 +245,8 @@ class NodeState:
     benchmarks: tuple[KeptRuns, ...] = field(default=(), compare=False)
 
     @classmethod
-    def from_json(cls, state: Mapping[str, Any], seen: SeenGpus | None = None) -> NodeState:
-        """Build from a node_state result; it raises KeyError or TypeError if the result is malformed.
-
-        seen: GPUs of hosts that were read before. Those that are equal here are the same objects.
-        """
-        seen = {} if seen is None else seen
+    def from_json(cls, state: Mapping[str, Any]) -> NodeState:
+        """Build from a node_state result; it raises KeyError or TypeError if the result is malformed."""
         system = state["os"]
         docker = state["docker"]
         numa = state["numa_balancing"]
@@ -265,12 +257,7 @@ class NodeState:
             virtual_machine=bool(state["virtual_machine"]),
             numa_runtime=_number(numa.get("runtime")),
             numa_persisted=_number(numa.get("persisted")),
-            gpus=tuple(
-                sorted(
-                    (_seen_gpu(place, item, seen) for place, item in enumerate(state["gpus"])),
-                    key=lambda gpu: gpu.index,
-                )
-            ),
+            gpus=tuple(sorted((_gpu(item) for item in state["gpus"]), key=lambda gpu: gpu.index)),
             driver_loaded=bool(state["driver"].get("loaded")),
             driver_version=str(state["driver"].get("version") or ""),
             kfd_processes=tuple(sorted(int(pid) for pid in state["kfd_processes"] or ())),
@@ -373,13 +360,6 @@ def _hca(item: Mapping[str, Any]) -> Hca:
         interface=str(item.get("interface") or ""),
         gid_index=_number(item.get("gid_index")),
     )
-
-
-def _seen_gpu(place: int, item: Mapping[str, Any], seen: SeenGpus) -> ObservedGpu:
-    last = seen.get(place)
-    if last is None or last[0] != item:
-        last = seen[place] = item, _gpu(item)
-    return last[1]
 
 
 def _gpu(item: Mapping[str, Any]) -> ObservedGpu:
