@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""URLs that an operator gives, and that end up in command lines, plans and messages: they hold no account."""
+"""URLs in command lines, plans and messages: addresses in them, and accounts that must not be."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def holds_account(url: str) -> bool:
     if scheme.strip().lower() in _SSH:
         return ":" in rest.rpartition("@")[0]
     return "@" in rest
+
+
+def with_brackets(address: str) -> str:
+    """Return an address as it is written before a port."""
+    return f"[{address}]" if ":" in address else address

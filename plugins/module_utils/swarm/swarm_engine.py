@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..content.urls import with_brackets
 from .swarm_job import SwarmJob, SwarmMember
 from .swarm_pieces import PieceLayout, bencode, torrent
 
@@ -47,10 +48,9 @@ def queue_depth(job: SwarmJob) -> int:
 def settings(job: SwarmJob) -> dict[str, Any]:
     """Return the engine's settings."""
     me = job.me
-    place = f"[{me.address}]" if ":" in me.address else me.address
     return {
         **dict.fromkeys(_QUIET, False),
-        "listen_interfaces": f"{place}:{me.port}",
+        "listen_interfaces": f"{with_brackets(me.address)}:{me.port}",
         "outgoing_interfaces": me.address,
         "listen_system_port_fallback": False,
         "max_retry_port_bind": 0,

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.module_main import NodeError
 from ansible_collections.instinct.fleet.plugins.module_utils.common.redact import MASK, Redactor
 from ansible_collections.instinct.fleet.plugins.module_utils.content import proxies
-from ansible_collections.instinct.fleet.plugins.module_utils.content.urls import holds_account
+from ansible_collections.instinct.fleet.plugins.module_utils.content.urls import holds_account, with_brackets
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.build_plan import build_plan
 from ansible_collections.instinct.fleet.plugins.module_utils.docker.client import DockerClient
 from ansible_collections.instinct.fleet.plugins.module_utils.quantize import converge as quantize_converge
@@ -124,3 +124,16 @@ def test_an_index_with_an_account_is_refused_before_anything_is_asked() -> None:
     given_params = {"job": None, "index": f"https://{TOKEN}@pypi.example/simple"}
     with pytest.raises(NodeError, match="quantize_index"):
         quantize_converge.quantize(DockerClient("/nowhere"), given_params, True)
+
+
+@pytest.mark.parametrize(
+    ("address", "written"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8::1", "[2001:db8::1]"),
+        ("::", "[::]"),
+        ("n1.example", "n1.example"),
+    ],
+)
+def test_an_address_as_it_is_written_before_a_port(address: str, written: str) -> None:
+    assert with_brackets(address) == written

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
+from ....module_utils.content.urls import with_brackets
 from ....module_utils.credentials.instance_key import InstanceKey
 from ....module_utils.service.endpoint import OPERATOR
 from ....module_utils.service.generations import BackendInstance
@@ -17,7 +18,7 @@ from ..desired.endpoint_settings import BalancerHost, ObservedBalancer
 from ..desired.fleet import ANY
 from .backends import Backend, names_of
 from .config import backend_json
-from .servers import BackendServer, HostBackends, Instance, Place, reached_at, seen_servers, with_brackets
+from .servers import BackendServer, HostBackends, Instance, Place, reached_at, seen_servers
 
 BALANCER: Final = "balancer"
 """The kind of the action that changes a load balancer's configuration."""

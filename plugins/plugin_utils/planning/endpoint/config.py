@@ -8,10 +8,11 @@ from typing import Any
 
 from ....module_utils.common.errors import Problem, natural
 from ....module_utils.common.hashing import canonical, text_hash
+from ....module_utils.content.urls import with_brackets
 from ....module_utils.service.endpoint import AGENT_PORT, METRICS, ROUTER_PORT, ROUTERS
 from ..desired.endpoint_settings import BalancerHost, BalancerSettings
 from .backends import Backend, Subset
-from .servers import BackendServer, HostBackends, with_brackets
+from .servers import BackendServer, HostBackends
 
 ROUTER_PORTS = (ROUTER_PORT, *ROUTERS, *(port + METRICS for port in ROUTERS))
 # HAProxy's connections for clients, and those that clients cannot use: its own checks, metrics, and refused strangers.

@@ -14,6 +14,7 @@ from typing import Any
 
 from ....module_utils.common.errors import Problem
 from ....module_utils.common.hashing import canonical, text_hash
+from ....module_utils.content.urls import with_brackets
 from ....module_utils.service.generations import BackendInstance
 from ...base.json_record import JsonRecord
 from ..desired.endpoint_settings import BalancerHost
@@ -301,8 +302,3 @@ def _numbered(servers: Sequence[BackendServer]) -> Iterator[BackendServer]:
             named = replace(named, number=named.number + 1)
         taken.add(named.name)
         yield named
-
-
-def with_brackets(address: str) -> str:
-    """Return an address as it is written before a port."""
-    return f"[{address}]" if ":" in address else address

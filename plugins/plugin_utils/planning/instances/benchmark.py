@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from ....module_utils.common.errors import FleetError, Problem
+from ....module_utils.content.urls import with_brackets
 from ....module_utils.engines.mounts import BENCH_MOUNT, BENCH_RESULT, snapshot_dir
 from ....module_utils.service.endpoint import listen_address, local_address
 from ...knowledge.bench_clients.bench_args import BenchCommand, bench_args, reserved_findings
@@ -114,7 +115,7 @@ def _measured(kind: str, instance: Mapping[str, Any]) -> dict[str, Value]:
     if kind != "serve":
         return {"model": instance["argv"][2]}
     host = local_address(listen_address(instance["argv"]))
-    local = f"http://{f'[{host}]' if ':' in host else host}:{instance['port']}"
+    local = f"http://{with_brackets(host)}:{instance['port']}"
     return {
         "model": model,
         "served_model_name": instance["served_model"],

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ....module_utils.common.errors import natural
 from ....module_utils.common.hashing import text_hash
+from ....module_utils.content.urls import with_brackets
 from ....module_utils.credentials.api_keys import key_marks
 from ....module_utils.service.endpoint import ADDRESS_FILE
 from ...base.text import join_names, plural
 from ..endpoint.backends import names_of
 from ..endpoint.balancer_plan import BalancerPlan
-from ..endpoint.servers import seen_servers, with_brackets
+from ..endpoint.servers import seen_servers
 from ..instances.planned import running_member
 from ..plan.host_plan import FleetPlan, HostPlan
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ....module_utils.common.errors import Problem
 from ....module_utils.common.hashing import canonical, text_hash
+from ....module_utils.content.urls import with_brackets
 from ...knowledge.vllm.flags import FlagTable, absence_finding
 from ..desired.deployment import Deployment
 from ..desired.reasons import Reason, deployment_key
@@ -140,13 +141,13 @@ def group_args(slot: Slot, tuned: TunedSettings, image: str, commit: str) -> tup
     engine = f"{deployment.name}-{first}@{text_hash(canonical(what))[:12]}"
     found: list[tuple[str, ...]] = [
         ("--engine", engine),
-        ("--group", _at(rank.master, rank.group_port)),
+        ("--group", f"{with_brackets(rank.master)}:{rank.group_port}"),
         ("--hosts", ",".join(names)),
         ("--rank", str(rank.number)),
     ]
     if uses_ray(deployment, tuned.table):
         head = rank.number == 0
-        meet = str(rank.master_port) if head else _at(rank.master, rank.master_port)
+        meet = str(rank.master_port) if head else f"{with_brackets(rank.master)}:{rank.master_port}"
         found.append(("--ray-head" if head else "--ray-worker", meet))
         if slot.network:
             found.append(("--ray-ip", slot.network.place.address))
@@ -154,10 +155,6 @@ def group_args(slot: Slot, tuned: TunedSettings, image: str, commit: str) -> tup
         # Any free ports: Ray's own range, 10002 to 19999, may contain ports of instances.
         found += [(f"--ray-arg=--{end}-worker-port=0",) for end in ("min", "max")]
     return tuple(found)
-
-
-def _at(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _sizes(deployment: Deployment) -> Iterator[Argument]:
