@@ -185,7 +185,7 @@ def judge_terms(state: DraftedFleet) -> JudgedFleet:
 
 
 def refuse_problems(state: JudgedFleet) -> JudgedFleet:
-    """Add nothing: raise FleetError for problems of the inventory, which leaving hosts out cannot solve."""
+    """Add nothing: raise FleetError for what all equal hosts share, as a refused flag or a port used twice."""
     problems = [*state.problems, *state.judged.problems]
     if state.endpoint and state.endpoint.hosts:
         names = {one.name for host in state.fleet.hosts for one in host.deployments}

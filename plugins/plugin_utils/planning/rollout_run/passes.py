@@ -49,7 +49,7 @@ def refuse_other_runs(state: RunInputs) -> RunInputs:
 
 
 def read_fleet(state: RunInputs) -> DesiredRun:
-    """Add what the inventory wants of each host, and what was observed there."""
+    """Add what the inventory wants of each host, and what was observed; raise FleetError for unknown or wrong keys."""
     offline = state.options["offline"]
     fleet = build_fleet(state.hosts, state.groups, state.gpus, offline, state.problems)
     return extend(DesiredRun, state, fleet=fleet)
@@ -64,7 +64,7 @@ def refuse_request(state: DesiredRun) -> DesiredRun:
 
 
 def place_instances(state: DesiredRun) -> CheckedRun:
-    """Add where each deployment comes from, and on which GPUs its instances run."""
+    """Add where each deployment comes from and which GPUs it runs on; hosts that cannot run anything are left out."""
     now = state.latest.strftime("%Y-%m-%dT%H:%M:%SZ")
     return extend(CheckedRun, state, checked=check_fleet(state.fleet, parse_request(state.options), now))
 
