@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
 import typing
 from typing import Any
 
 import pytest
 from ansible_collections.instinct.fleet.plugins.module_utils.common.errors import FleetError
-from ansible_collections.instinct.fleet.plugins.plugin_utils.base.passes import Pass, extend
+from ansible_collections.instinct.fleet.plugins.plugin_utils.base.passes import Pass, extend, run_passes
 from ansible_collections.instinct.fleet.plugins.plugin_utils.measuring import pipeline as measuring
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning import pipeline
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.plan.check import check_fleet
@@ -77,6 +78,31 @@ def test_a_state_keeps_what_is_known() -> None:
 
     assert extend(Large, Small(number=1, word="a"), more=2) == Large(number=1, word="a", more=2)
     assert extend(Large, Small(number=1), more=2, word="b") == Large(number=1, word="b", more=2)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_no_cycles_are_searched_for_during_passes(enabled: bool, fails: bool) -> None:
+    """And afterwards the collector is as it was, also where a pass refuses."""
+
+    def step(seen: list[bool]) -> list[bool]:
+        seen.append(gc.isenabled())
+        if fails:
+            raise FleetError([])
+        return seen
+
+    before, seen = gc.isenabled(), list[bool]()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        if fails:
+            with pytest.raises(FleetError):
+                run_passes((step, step), seen)
+        else:
+            run_passes((step, step), seen)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert seen == [False] * (1 if fails else 2)
 
 
 def test_hosts_are_left_out_until_the_others_can_be_planned() -> None:
