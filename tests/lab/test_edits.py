@@ -2,7 +2,7 @@
 """Edits that once lost requests or did not succeed, in a row on one fleet: nothing is lost, nothing unforeseen.
 
 Two instances on a host, and for W2 and W7 a canary that holds the first against one that is as it was: without it, the
-faults of both stay out of sight. Three of the six run at night: the simulation finds their kinds in every run.
+faults of both stay out of sight. Four of the seven run at night: the simulation draws their kinds in every run.
 """
 
 from __future__ import annotations
