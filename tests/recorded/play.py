@@ -207,7 +207,7 @@ def _no_network(*_args: Any, **_keys: Any) -> Any:
 # ---- what a plan does, and what it says ----------------------------------------------------------------
 
 PROSE = (
-    *("after", "assumed", "before", "change", "ignored", "msg", "notes", "printed"),
+    *("after", "before", "change", "fact", "ignored", "msg", "notes", "printed"),
     *("reason", "say", "scan", "text", "unsure", "warnings", "why"),
 )
 """Keys of a result whose values are for people. Values of others are what nodes get, or what playbooks decide by."""
