@@ -93,7 +93,6 @@ class Batch(TypedDict):
     all_hosts: list[str]  # of all batches of the deployment, and of all records of what is held with it
     units: list[list[str]]  # instances (host/name) that change together
     phases: list[str]  # what its hosts do, together and in this order
-    passed: list[str]  # what follows when all of it went well
     way_back: list[str]  # what follows otherwise
     text: str
 

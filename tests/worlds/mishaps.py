@@ -103,7 +103,7 @@ def _recorded(done: Planned, entry: dict[str, Any], step: str) -> list[dict[str,
     found = []
     steps = (entry["plan"].get("rollout") or {}).get("steps", {})
     for batch in done.rollout.batches if done.rollout else ():
-        for phase in (*batch["phases"], *batch["passed"]):
+        for phase in batch["phases"]:
             made = steps.get(str(batch["number"]), {}).get(phase)
             if made and made["action"] == "serving_generation":
                 found.append(made["args"])

@@ -309,7 +309,7 @@ STEP = {
     }
 }
 BATCH = {"number": 1, "phases": ["stop"], "awaits": [], "all_hosts": [], "hosts": [], "units": [], "text": "all",
-         "deployment": "llama", "operation": "stop", "canary": "", "held": None, "lost": [], "passed": [],
+         "deployment": "llama", "operation": "stop", "canary": "", "held": None, "lost": [],
          "way_back": []}  # fmt: skip
 
 

@@ -293,7 +293,7 @@ def test_what_nobody_recorded_has_no_way_back() -> None:
     # Nobody knows which GPUs and ports they have: they change together.
     assert [batch["units"] for batch in made.batches] == [[["n1/llama-0", "n1/llama-1"]]]
     assert set(made.steps["n1"][1]) == {
-        "serve", "judge", "keep_caches", "report", "record_verdict", "watch",
+        "serve", "judge", "record_verdict", "keep_caches", "report", "watch",
     }  # fmt: skip
     (batch,) = made.batches
     assert (batch["holds"], batch["generation"]) == ({}, 1)

@@ -264,8 +264,8 @@ def short(name: str, given: dict[str, Any]) -> str:
 
 CANARY = [
     "drain n1.llama-0", "vllm_smoke", "vllm_accuracy", "vllm_bench", "canary_verdict before", "trial 5",
-    "serve llama-0 2", "vllm_smoke", "vllm_accuracy", "canary_verdict after", "keep caches of llama-0",
-    "ready n1.llama-0", "watch llama-0 7", "ready n1.llama-0", "trial judged",
+    "serve llama-0 2", "vllm_smoke", "vllm_accuracy", "canary_verdict after", "trial judged",
+    "keep caches of llama-0", "ready n1.llama-0", "watch llama-0 7", "ready n1.llama-0",
 ]  # fmt: skip
 TASKS = 48
 """Tasks of a host that is in one batch of two, and not the canary's. A skipped one costs time too, on every host."""
@@ -346,12 +346,12 @@ def test_it_serves_again_though_it_cannot_be_held(fakes: Playbooks, tmp_path: Pa
     assert "is not held: broken by the test" in done.out
 
 
-def test_a_verdict_that_cannot_be_recorded_ends_the_host(fakes: Playbooks, tmp_path: Path) -> None:
+def test_a_verdict_that_cannot_be_recorded_is_none(fakes: Playbooks, tmp_path: Path) -> None:
     done = play(fakes, tmp_path, ['["serving_generation"', '"units": ["n1/llama-0"]'])
     assert done.rc != 0
-    assert done.calls[: len(CANARY)] == CANARY
-    assert not [call for call in done.calls if call.startswith("hold")]
-    assert "n1 can no longer be reached" in done.out
+    before = CANARY[: CANARY.index("trial judged") + 1]
+    assert done.calls == [*before, "drain n1.llama-0", *SERVES]
+    assert "so llama is not held" in done.out
 
 
 @pytest.mark.deep

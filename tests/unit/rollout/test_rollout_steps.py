@@ -17,7 +17,6 @@ from ansible_collections.instinct.fleet.plugins.module_utils.service.generations
 from ansible_collections.instinct.fleet.plugins.plugin_utils.planning.rollout.steps import (
     FORWARD,
     HOLD_TEXT,
-    PASSED,
     WAY_BACK,
     BatchChange,
     Canary,
@@ -49,12 +48,12 @@ CASES: dict[str, tuple[Work, str, list[str], list[str]]] = {
     "a stop": (WORK, STOP, ["stop"], []),
     "its canary": (
         replace(WORK, canary=CANARY), UPGRADE,
-        ["drain", "measure", "record_baseline", "serve", "judge", "undrain", "watch", "confirm"],
+        ["drain", "measure", "record_baseline", "serve", "judge", "record_verdict", "undrain", "watch", "confirm"],
         ["drain", "report", *BACK[1:]],
     ),
     "a canary that was cut off": (
         replace(WORK, canary=replace(CANARY, measure=False)), UPGRADE,
-        ["drain", "serve", "judge", "undrain", "watch", "confirm"],
+        ["drain", "serve", "judge", "record_verdict", "undrain", "watch", "confirm"],
         ["drain", "report", *BACK[1:]],
     ),
     "an engine over several hosts": (
@@ -83,8 +82,7 @@ def test_phases_of_a_host(case: str) -> None:
     assert phases([found], FORWARD) == forward
     if operation == UPGRADE:
         assert phases([found], WAY_BACK) == back
-    assert phases([found], PASSED) == (["record_verdict"] if work.canary else [])
-    assert set(found) == {*forward, *back, *phases([found], PASSED)}
+    assert set(found) == {*forward, *back}
 
 
 def test_a_batch_has_the_phases_of_all_its_hosts_in_one_order() -> None:
@@ -93,7 +91,8 @@ def test_a_batch_has_the_phases_of_all_its_hosts_in_one_order() -> None:
         steps_of(replace(WORK, spans=True), CHANGE),
     )
     assert phases([other, canary], FORWARD) == [
-        "drain", "measure", "record_baseline", "start", "serve", "judge", "undrain", "watch", "confirm",
+        "drain", "measure", "record_baseline", "start", "serve", "judge", "record_verdict",
+        "undrain", "watch", "confirm",
     ]  # fmt: skip
     assert phases([], FORWARD) == []
 

@@ -31,7 +31,6 @@ def batch(number: int, units: list[list[str]], **keys: Any) -> dict[str, Any]:
         "holds": {"llama": 2},
         "lost": [],
         "canary": f"{hosts[0]}/llama-0" if number == 1 else "",
-        "passed": ["record_verdict"] if number == 1 else [],
         "way_back": ["hold", "drain", "report", "serve_old", "confirm_hold"],
         "hosts": hosts,
         "all_hosts": hosts,
@@ -73,7 +72,7 @@ def test_what_follows(
 @pytest.mark.parametrize(
     ("failures", "not_started", "phases"),
     [
-        ({}, [], ["record_verdict"]),
+        ({}, [], []),
         ({"n1": "slower"}, [], ["hold", "drain", "serve_old", "confirm_hold"]),
         ({"n1": "out of memory"}, ["n1"], ["hold", "drain", "report", "serve_old", "confirm_hold"]),
         ({"n2": "out of memory"}, ["n2"], ["hold", "drain", "serve_old", "confirm_hold"]),
@@ -252,7 +251,7 @@ def test_the_end(case: str) -> None:
 
 
 MEASURED = [
-    {**item, "operation": BENCHMARK, "phases": [], "passed": [], "way_back": ["return", "serve"]}
+    {**item, "operation": BENCHMARK, "phases": [], "way_back": ["return", "serve"]}
     for item in BATCHES
 ]
 

@@ -142,7 +142,7 @@ def test_every_phase_names_an_action_that_is_known() -> None:
     named = set(re.findall(r'Step\(\s*"(\w+)"', text))
     assert named >= {"vllm_server", "canary", "balancer_server"}
     assert named <= CALLS.keys()
-    phases = {*steps.FORWARD, *steps.PASSED, *steps.WAY_BACK, *steps.MEASURING, *steps.COMING_BACK}
+    phases = {*steps.FORWARD, *steps.WAY_BACK, *steps.MEASURING, *steps.COMING_BACK}
     assert len(phases) > 10
 
 
@@ -221,8 +221,8 @@ def released(looks: int) -> list[str]:
     """The phases of batches of which the first is a canary. looks: at those that all batches have."""
     once = {"measure", "record_baseline", "judge", "keep_caches", "record_verdict"}
     phases = (
-        "drain", "measure", "record_baseline", "serve", "judge", "keep_caches", "undrain", "watch", "confirm",
-        "record_verdict",
+        "drain", "measure", "record_baseline", "serve", "judge", "record_verdict", "keep_caches", "undrain", "watch",
+        "confirm",
     )  # fmt: skip
     return [f"{2 if phase in once else looks} batches, {phase}" for phase in phases]
 
@@ -266,9 +266,9 @@ STEPS = {
         "2 batches, record_baseline",
         "8 batches, serve",
         "2 batches, judge",
+        "2 batches, record_verdict",
         "2 batches, keep_caches",
         "8 batches, watch",
-        "2 batches, record_verdict",
         "1 after the run",
     ],
     "a host less": [
@@ -315,11 +315,11 @@ STEPS = {
         "2 batches, start",
         "2 batches, serve",
         "2 batches, judge",
+        "2 batches, record_verdict",
         "2 batches, keep_caches",
         "2 batches, undrain",
         "2 batches, watch",
         "2 batches, confirm",
-        "2 batches, record_verdict",
         "4 updating the load balancers after instances have changed",
         "1 after the run",
     ],

@@ -203,6 +203,21 @@ def test_a_server_of_an_instance_that_works_for_another_one_is_no_engine() -> No
         assert planned(wanted, there).simulate().violations == (), moment.step
 
 
+@pytest.mark.parametrize("more", [{"served_model_name": "chat"}, {"name": "chat", "served_model_name": "chat"}])
+def test_a_canary_that_serves_again_is_not_drained_again(more: dict[str, Any]) -> None:
+    """Nobody asks for its old name afterwards, so it may change; the run dies, and its new name keeps a minimum of one."""
+    base = Inventory(HOSTS, ELSEWHERE, (llama(instances_per_host=1, gpus=[0], hosts=["n2"]),))
+    renamed = edited(base, deployments=(llama(instances_per_host=1, gpus=[0], hosts=["n2"], **more),))
+    site = settled(base)
+    done = planned(renamed, site, "upgrade", min_available=2)
+    moments = mishaps.moments(done)
+    assert any("phase watch" in moment.step for moment in moments)
+    for moment in moments:
+        there = mishaps.died_at(moment, done, renamed, site)
+        again = planned(renamed, there, "upgrade", min_available=2)
+        assert again.simulate(min_available=2).violations == (), moment.step
+
+
 def test_an_engine_over_two_hosts_that_the_operator_drained_is_one() -> None:
     """The server on its second host, which gets no requests, counted as an engine that starts."""
     span = {"nodes": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2}

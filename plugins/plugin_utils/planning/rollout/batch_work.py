@@ -12,7 +12,7 @@ from ..instances.planned import RecordedInstance
 from ..plan.host_plan import host_backends
 from .batches import Batch, CanaryProgress
 from .host_rollout import HostRollout
-from .steps import COMING_BACK, FORWARD, MEASURING, PASSED, WAY_BACK, BatchChange, Canary, Step, Work, phases
+from .steps import COMING_BACK, FORWARD, MEASURING, WAY_BACK, BatchChange, Canary, Step, Work, phases
 from .turning_back import Holds
 
 Data = Mapping[str, Any]
@@ -130,7 +130,6 @@ def playbook_batch(
         "hosts": list(batch.hosts),
         "units": [[item.id for item in group.members] for group in batch.groups],
         "phases": phases(mine, MEASURING if measures else FORWARD),
-        "passed": phases(mine, PASSED),
         "way_back": back if measures or change.operation == UPGRADE else [],
         "text": f"batch {batch.number} of {count}: " + "; ".join(group.name for group in batch.groups),
     }

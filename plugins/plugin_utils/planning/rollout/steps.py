@@ -16,12 +16,14 @@ from ...base.json_record import JsonRecord
 Data = Mapping[str, Any]
 
 FORWARD = (
-    "drain", "measure", "record_baseline", "stop", "start", "serve", "judge", "keep_caches", "undrain", "watch",
-    "confirm",
+    "drain", "measure", "record_baseline", "stop", "start", "serve", "judge", "record_verdict", "keep_caches",
+    "undrain", "watch", "confirm",
 )  # fmt: skip
-"""The phases of a batch, in order; a batch has those in which a host of it has something to do."""
-PASSED = ("record_verdict",)
-"""The phases that follow if all went well."""
+"""The phases of a batch, in order; a batch has those in which a host of it has something to do.
+
+The verdict is recorded before the canary serves clients: if the controller dies after that, nobody drains it again to
+measure it, which the minimum in service may not allow.
+"""
 WAY_BACK = (
     "hold", "drain", "report", "start_old", "serve_old", "undrain_old", "confirm_hold",
 )  # fmt: skip

@@ -93,7 +93,7 @@ def judge_batch(
             f"{', '.join(gone)} {_gone(gone, batch)}",
             f"{what}: interrupted",
         )
-    return BatchVerdict(False, False, "", f"{what}: done", batch["passed"], everyone)
+    return BatchVerdict(False, False, "", f"{what}: done", hosts=everyone)
 
 
 def _of_the_release(

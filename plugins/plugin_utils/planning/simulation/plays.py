@@ -257,7 +257,6 @@ class Playbook:
                 self.ended = True
                 return
             self.run_phases(batch, phases)
-            self.run_phases(batch, batch["passed"])
 
     def run_phases(self, batch: Mapping[str, Any], phases: Iterable[str]) -> None:
         """Run phases of a batch; all of its hosts go through each phase together."""
