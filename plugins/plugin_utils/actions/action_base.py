@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -54,7 +55,8 @@ class ControllerAction(ActionBase):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the result of work(), or a failure with the message of an expected exception."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        _unused, options = self.validate_argument_spec(argument_spec=self.options)
+        # A copy: Ansible fills in the suboptions of a default, which the next call in this process would have, too.
+        _unused, options = self.validate_argument_spec(argument_spec=copy.deepcopy(self.options))
         facts = task_vars or {}
         # Former names that are general words are not refused: the operator's own playbook may give them a meaning.
         wrong = unknown_extra_variables(map(str, load_extra_vars(self._loader)), public_variables())

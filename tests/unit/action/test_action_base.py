@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,26 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
     link.symlink_to("/dev/null")
     write_json(link, {"a": 1})
     assert (link.is_symlink(), link.is_char_device()) == (True, True)
+
+
+def test_a_call_leaves_the_defaults_as_they_are() -> None:
+    """Ansible fills in the suboptions of a default in the very dictionary that is the default."""
+
+    class Terms(ControllerAction):
+        options = {
+            "terms": {"type": "dict", "default": {}, "options": {"runs": {"type": "int", "default": 5}}}
+        }
+
+        def work(self, options: Any, _facts: Any) -> dict[str, Any]:
+            return {"given": options}
+
+    task = SimpleNamespace(
+        action="terms", args={}, async_val=0, check_mode=False, diff=False, no_log=False, environment=[]
+    )
+    connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir=None))
+    action = Terms(task, connection, SimpleNamespace(), DataLoader(), None, None)
+    assert action.run(task_vars={})["given"] == {"terms": {"runs": 5}}
+    assert Terms.options["terms"]["default"] == {}
 
 
 def finalized(action: type[ActionBase], value: Any, variables: dict[str, Any]) -> Any:
