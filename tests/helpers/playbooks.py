@@ -13,6 +13,8 @@ import gc
 import importlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,23 +51,36 @@ class Playbooks:
     def _start(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, PROGRAM, *self._imports],
-            cwd=ROOT, env=self._env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            cwd=ROOT, env=self._env, text=True, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
     def run(
-        self, *args: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+        self,
+        *args: str,
+        cwd: Path = ROOT,
+        env: Mapping[str, str] | None = None,
+        merged: bool = False,
+        timeout: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run it to its end; what it printed, and its exit code, which is negative for a signal."""
+        """Run it to its end; what it printed, and its exit code, which is negative for a signal.
+
+        merged: what it prints as errors is part of its output, as on a terminal. timeout: seconds after which it is
+        killed, with TimeoutExpired.
+        """
         assert not [name for name in env or () if name.startswith("ANSIBLE_")]
         if self._process.poll() is not None:  # such as where no process could be forked
             self._start()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
+            files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in ((out,) if merged else (out, err))]
             order = {"args": args, "cwd": str(cwd), "env": dict(env or {}), "files": files}
             assert self._process.stdin is not None
             assert self._process.stdout is not None
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], timeout)[0]:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait(60)
+                raise subprocess.TimeoutExpired([PROGRAM, *args], timeout or 0)
             answer = self._process.stdout.readline()
             assert answer, f"what runs are forked from ended with {self._process.wait(60)}"
             code = int(answer)
@@ -99,10 +114,9 @@ def _begin(order: dict[str, Any]) -> None:
     """Become a process that has just imported Ansible."""
     os.chdir(order["cwd"])
     os.environ.update(order["env"])
-    files = [os.open(os.devnull, os.O_RDONLY), *(os.open(name, os.O_WRONLY) for name in order["files"])]
-    for number, file in enumerate(files):
+    out, *others = (os.open(name, os.O_WRONLY) for name in order["files"])
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), out, *(others or (out,)))):
         os.dup2(file, number)
-        os.close(file)
     sys.argv = [sys.argv[1], *order["args"]]
     # What it made when it was imported, and removes at its end, is the process's own.
     atexit._clear()

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ import yaml
 
 from lab.config import Config
 from tests import ROOT
+from tests.helpers.playbooks import Playbooks
 
 from .helpers import wait_for
 
@@ -111,6 +112,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+def pytest_sessionfinish() -> None:
+    """End what runs were forked from."""
+    for running in _playbooks.values():
+        running.close()
+
+
 @dataclass
 class Run:
     """A finished ansible-playbook: its exit code, what it printed, and every task's result."""
@@ -175,10 +182,13 @@ class Lab:
         return [str(BIN / "ansible-playbook"), "-i", str(self.inventory), f"playbooks/{playbook}.yml", *args]
 
     def environment(self) -> tuple[dict[str, str], Path]:
+        own, record = self._own_environment()
+        return {**os.environ, **own}, record
+
+    def _own_environment(self) -> tuple[dict[str, str], Path]:
         self.runs += 1
         record = self.tmp / f"record-{self.runs}.jsonl"
         return {
-            **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/lab/callback"),
             "ANSIBLE_CALLBACKS_ENABLED": "recorder,instinct.fleet.exit_code",
@@ -222,11 +232,14 @@ class Lab:
         return reached()
 
     def play(self, playbook: str, *args: str, timeout: float = 1800) -> Run:
-        env, record = self.environment()
-        done = subprocess.run(
-            self.command(playbook, *args), cwd=ROOT, env=env, text=True, timeout=timeout, check=False,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        """Run a playbook to its end; one at a time, others are started."""
+        own, record = self._own_environment()
+        done = playbooks(own).run(
+            *self.command(playbook, *args)[1:],
+            env={key: value for key, value in own.items() if not of_ansible(key)},
+            merged=True,
+            timeout=timeout,
+        )
         lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
         return Run(done.returncode, done.stdout, [json.loads(line) for line in lines])
 
@@ -247,6 +260,23 @@ class Lab:
     def hub_faults(self, **faults: Any) -> None:
         """Let the lab's hub misbehave (bytes_per_second, …); without arguments, no longer."""
         lab_command("hub", json.dumps(faults))
+
+
+_playbooks: dict[tuple[tuple[str, str], ...], Playbooks] = {}
+
+
+def of_ansible(variable: str) -> bool:
+    """Ansible reads it when it is imported."""
+    return variable.startswith("ANSIBLE_")
+
+
+def playbooks(env: Mapping[str, str]) -> Playbooks:
+    """What runs are forked from whose variables of Ansible are those of an environment."""
+    settings = {key: value for key, value in env.items() if of_ansible(key)}
+    key = tuple(sorted(settings.items()))
+    if key not in _playbooks:
+        _playbooks[key] = Playbooks(Path.home(), settings)
+    return _playbooks[key]
 
 
 def container(host: str) -> str:
