@@ -251,8 +251,7 @@ def test_the_end(case: str) -> None:
 
 
 MEASURED = [
-    {**item, "operation": BENCHMARK, "phases": [], "way_back": ["return", "serve"]}
-    for item in BATCHES
+    {**item, "operation": BENCHMARK, "phases": [], "way_back": ["return", "serve"]} for item in BATCHES
 ]
 
 
