@@ -81,11 +81,11 @@ lab-down: ## stop the lab's containers; images and weights stay
 # ---- tests -----------------------------------------------------------------------------------------------------------
 .PHONY: test packages transfers lint types unit coverage labs lab-test deep parsers engines shapes quantizers payload generate docs bench mutants edits nightly
 test: packages venv ## lint, types, unit tests, sanity, lab tests; what it leaves to make nightly is marked deep
-	@# The labs come up meanwhile. Lab tests wait more than they compute: all else takes what time they leave.
+	@# The labs come up meanwhile. Lab tests wait more than they compute, and some unit tests, too: three at a time.
 	@$(MAKE) labs & labs=$$!; \
 	    $(MAKE) venv-dev || { wait $$labs; exit 1; }; \
 	    { nice $(MAKE) --jobs=2 --output-sync --keep-going lint types; lint=$$?; \
-	      nice $(MAKE) --jobs=2 --output-sync --keep-going unit sanity UNIT_ARGS=--timeout=1500 \
+	      nice $(MAKE) --jobs=2 --output-sync --keep-going unit sanity UNIT_ARGS="-n 3 --dist worksteal --timeout=1500" \
 	          SANITY_ARGS="$(SANITY_LESS)" > $(UNIT_LOG) 2>&1; exit $$((lint | $$?)); } & rest=$$!; \
 	    wait $$labs && $(MAKE) lab-test; lab=$$?; \
 	    wait $$rest; rest=$$?; cat $(UNIT_LOG); exit $$((lab | rest))
