@@ -68,7 +68,19 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+IN_EVERY_RUN = (
+    "unknown key",
+    "no such tag",
+    "unreachable registry",
+    "no such model",
+    "gated model without a token",
+)
+"""One for each place that refuses: the inventory, the registry, none, the hub, and its gate."""
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in IN_EVERY_RUN else pytest.param(case, marks=pytest.mark.deep) for case in CASES]
+)
 def test_refused_before_anything_is_touched(lab: Lab, case: str) -> None:
     variables, fragments = CASES[case]
     lab.write_vars(**variables)
@@ -83,6 +95,7 @@ def test_refused_before_anything_is_touched(lab: Lab, case: str) -> None:
     assert node_state(lab) == before
 
 
+@pytest.mark.deep
 def test_not_enough_disk_for_the_weights(fresh_lab: Lab) -> None:
     """A small disk where the weights go: the need, the place and the host are named; the other host is served."""
     host, place = fresh_lab.hosts[0], "/var/lib/instinct-fleet"

@@ -130,6 +130,7 @@ def watched(endpoint: Endpoint, *command: str) -> tuple[Run, int]:
         watcher.join()
 
 
+@pytest.mark.deep  # a minute; what measures it is the same as below
 def test_a_new_fleet_is_measured_before_it_enters(endpoint: Endpoint) -> None:
     assert measured(endpoint.lab) == [(HOST, "llama-0"), (HOST, "llama-1")]
     modules = [record["module"].rpartition(".")[2] for record in endpoint.run.records]

@@ -59,6 +59,7 @@ def test_a_second_load_balancer_with_another_flag(fleet: EditedLab) -> None:
     fleet.edit(edited(with_balancers(fleet.inventory, 2), {"engine_args": {"max_num_seqs": 48}}))
 
 
+@pytest.mark.deep
 def test_another_name_of_a_deployment(fleet: EditedLab) -> None:
     """W1. Both names of its servers are in the load balancers meanwhile."""
     step = fleet.edit(edited(fleet.inventory, {"name": "bob"}), "upgrade")
@@ -81,6 +82,7 @@ def test_another_name_port_and_a_second_served_name(fleet: EditedLab) -> None:
     fleet.edit(edited(fleet.inventory, change))
 
 
+@pytest.mark.deep
 def test_a_hold_ends_when_the_inventory_is_put_back(fleet: EditedLab) -> None:
     """W3. Also where that changes no instance; while it lasts, a run says so and has its own exit code."""
     good = fleet.inventory

@@ -311,7 +311,9 @@ def test_a_host_that_cannot_be_reached_is_told(lab: Lab) -> None:
     assert run.rc in (4, 6), run.out
 
 
-@pytest.mark.parametrize("variable", ["host_prep_skip", "host_prep_also"])
+@pytest.mark.parametrize(
+    "variable", ["host_prep_skip", pytest.param("host_prep_also", marks=pytest.mark.deep)]
+)
 def test_an_id_that_does_not_exist_is_named(lab: Lab, variable: str) -> None:
     lab.write_vars(**{variable: ["huge-page"]})
     run = lab.play("audit")

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .conftest import Lab
 from .helpers import completion, deployment
 
 
+@pytest.mark.deep
 def test_others_go_on_when_a_host_is_unreachable(lab: Lab) -> None:
     lab.write_vars(vllm_deployments=[deployment(name="other", port=8100)])
     gone, *others = reversed(lab.hosts)

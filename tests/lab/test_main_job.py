@@ -117,6 +117,7 @@ def test_second_run_makes_one_call_per_host_and_changes_nothing(serving: Lab) ->
         assert [m for m in run.modules(host) if m not in CONTROLLER_ONLY] == ["node_state"], run.out
 
 
+@pytest.mark.deep  # make parsers asks this release, too
 def test_its_parser_refuses_nothing_that_is_rendered(serving: Lab) -> None:
     assert_agrees(container(serving.hosts[0]), VLLM_VERSION, f"{REGISTRY}/{VLLM_REPOSITORY}:{VLLM_TAG}")
 

@@ -155,7 +155,7 @@ def test_what_fails_gives_back_instances_too(bench: Bench) -> None:
     assert bench.state() == [OLD, "active", "instinct-llama-0"]
 
 
-@pytest.mark.parametrize("then", ["go on", "take back"])
+@pytest.mark.parametrize("then", ["go on", pytest.param("take back", marks=pytest.mark.deep)])
 def test_the_node_restarts_in_the_middle(bench: Bench, then: str) -> None:
     bench.sh("systemctl enable gpuagent; " + INSTANCE)
     assert bench.change(CPX4, servers=SERVERS, kill_at="verify").get("killed") == 9

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from ansible.errors import AnsibleError, AnsibleValueOmittedError
@@ -59,7 +59,7 @@ def test_a_call_leaves_the_defaults_as_they_are() -> None:
     """Ansible fills in the suboptions of a default in the very dictionary that is the default."""
 
     class Terms(ControllerAction):
-        options = {
+        options: ClassVar[Any] = {
             "terms": {"type": "dict", "default": {}, "options": {"runs": {"type": "int", "default": 5}}}
         }
 

@@ -207,7 +207,7 @@ def test_a_server_of_an_instance_that_works_for_another_one_is_no_engine() -> No
     "more", [{"served_model_name": "chat"}, {"name": "chat", "served_model_name": "chat"}]
 )
 def test_a_canary_that_serves_again_is_not_drained_again(more: dict[str, Any]) -> None:
-    """Nobody asks for its old name afterwards, so it may change; the run dies, and its new name keeps a minimum of one."""
+    """Nobody asks for its old name afterwards, so it may change. The run dies; its new name has a minimum of one."""
     base = Inventory(HOSTS, ELSEWHERE, (llama(instances_per_host=1, gpus=[0], hosts=["n2"]),))
     renamed = edited(base, deployments=(llama(instances_per_host=1, gpus=[0], hosts=["n2"], **more),))
     site = settled(base)
