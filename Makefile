@@ -105,7 +105,9 @@ types: venv-dev ## mypy --strict of what runs on nodes and decides
 	$(BIN)/mypy -p lab
 
 unit: packages venv-dev ## fast tests, no Docker
-	$(BIN)/pytest tests/unit -q -n auto $(UNIT_ARGS)
+	@# Rewriting assertions takes a third of a minute of each worker: only what fails is run again with it, to be explained.
+	$(BIN)/pytest tests/unit -q -n auto --assert=plain $(UNIT_ARGS) || { \
+	    $(BIN)/pytest tests/unit -q -n auto $(UNIT_ARGS) --last-failed --last-failed-no-failures=none; exit 1; }
 
 coverage: packages venv-dev ## what unit tests run of each file, their subprocesses included (TESTS=tests/unit)
 	$(BIN)/coverage erase

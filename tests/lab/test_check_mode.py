@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lab.standin.knobs import Knobs
 
 from .conftest import Lab
 from .helpers import deployment, node_state
 
 
+@pytest.mark.deep
 def test_check_mode_predicts_the_run(fresh_lab: Lab) -> None:
     # What follows the answer of an image that nobody knows cannot be predicted: test_image_probe has that case.
     wanted = deployment(instances_per_host=2, vllm_version=Knobs.version)

@@ -161,6 +161,7 @@ def test_a_crash_loop_is_bounded_and_told_with_its_first_error(node: Node) -> No
     assert node.said()["failures"] == []
 
 
+@pytest.mark.deep
 def test_what_was_stopped_stays_so_and_what_serves_comes_back(node: Node) -> None:
     """However Docker ends, and over a boot; the restart policy is said to whoever looks at the container."""
     docker = DockerKilled(HOST)

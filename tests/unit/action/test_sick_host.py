@@ -237,6 +237,7 @@ def test_without_a_sick_host_nothing_fails(fakes: Fakes, tmp_path: Path) -> None
     assert "failed: [" not in done.out
 
 
+@pytest.mark.deep
 def test_a_sick_host_that_is_the_load_balancer_still_changes_it(fakes: Fakes, tmp_path: Path) -> None:
     """It fails at the end of the run, as the instances of the others need it until then."""
     done = play(fakes, tmp_path, "deploy", sick(served(), "n1", "n2"), NOW, balancers=("n3",))
@@ -282,6 +283,7 @@ def balanced() -> dict[str, Any]:
     return states
 
 
+@pytest.mark.deep
 def test_an_offline_benchmark_drains_what_it_stops_and_returns_all_of_it(
     fakes: Fakes, tmp_path: Path
 ) -> None:

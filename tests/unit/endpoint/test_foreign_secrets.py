@@ -247,6 +247,7 @@ def test_the_instances_key_is_replaced_once_and_only_by_a_run_that_applies(tmp_p
         load_endpoint((*there, lb(None, "lb-2")), ["n1"], tmp_path, make, Files())
 
 
+@pytest.mark.deep
 def test_what_load_balancers_have_is_fetched_and_is_the_same(tmp_path: Path, playbooks: Playbooks) -> None:
     """The playbook, on this machine in the place of a load balancer."""
     first, there, second = tmp_path / "first", tmp_path / "there", tmp_path / "second"

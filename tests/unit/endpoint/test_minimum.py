@@ -261,6 +261,7 @@ def test_drain_yml_takes_no_more_than_may_go(node: BalancerNode, place: Path, ar
     assert node.drained() == []
 
 
+@pytest.mark.deep
 def test_drain_yml(node: BalancerNode, place: Path) -> None:
     site = Site(place, [node], HOSTS)
     rc, out = site.play("drain", "--limit", "n1")
@@ -313,6 +314,7 @@ BATCH = {"number": 1, "phases": ["stop"], "awaits": [], "all_hosts": [], "hosts"
          "way_back": []}  # fmt: skip
 
 
+@pytest.mark.deep
 def test_stop_yml_stops_nothing_that_it_may_not_drain(node: BalancerNode, place: Path) -> None:
     """Also where the plan did not know better: another one drained meanwhile, as here n1."""
     part = {

@@ -318,6 +318,7 @@ def test_a_canary_that_fails_goes_back_and_nothing_else_begins(
     assert "Rolled back: generation 1 serves again" in done.out
 
 
+@pytest.mark.deep
 def test_all_of_a_batch_goes_back(fakes: Playbooks, tmp_path: Path) -> None:
     """One of its hosts failed; the other one, which had changed already, goes back too."""
     done = play(fakes, tmp_path, ['["vllm_server"', '"files"', "llama-0", "llama-1", BAD])
@@ -586,6 +587,7 @@ def test_the_offline_benchmarks_stop_it_too(fakes: Playbooks, tmp_path: Path) ->
     assert done.calls == ["begin r1", *expected, "bench_report"]
 
 
+@pytest.mark.deep
 def test_one_that_fails_returns_and_the_others_are_measured(fakes: Playbooks, tmp_path: Path) -> None:
     done = benchmark(fakes, tmp_path, ['["vllm_bench"', '"host": "n2"', '"llama-0"'])
     assert done.rc == 2
@@ -608,6 +610,7 @@ def test_one_that_does_not_come_back_is_left_to_the_load_balancer(fakes: Playboo
     assert "Benchmark: 4 groups of 4 done." in done.out
 
 
+@pytest.mark.deep
 def test_what_cannot_be_drained_gets_no_load(fakes: Playbooks, tmp_path: Path) -> None:
     done = benchmark(fakes, tmp_path, ['["balancer_server"', "n1.llama-0", '"drain"'])
     assert done.rc == 2

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute vLLM's KV cache layout: bytes per block, groups of layers, blocks that one request uses.
 
+How many tokens fit into the memory of a GPU is computed from it in fit.py.
+
 Source: vllm/v1/core/kv_cache_utils.py and vllm/v1/kv_cache_interface.py of 0.32.0 and 0.33.0; differences between
 releases are in catalog/vllm/rules.yml.
 """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Render a planned cell for the client of an instance's release. Pure."""
+"""Render a planned cell for the client of an instance's release. Pure.
+
+The words of the command line are those of compose_command, which also renders benchmarks without a suite.
+"""
 
 from __future__ import annotations
 

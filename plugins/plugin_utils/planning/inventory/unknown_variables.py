@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find unknown variables that resemble public ones, or were their names: they would have no effect, silently. Pure."""
+"""Find unknown variables that resemble public ones, or were their names: they would have no effect, silently. Pure.
+
+InventoryReader.misspelled asks for them while variables are read; the pass read_fleet refuses them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Order the changes of serving instances, and limit how many change at a time. Pure.
+"""Order the changes of serving instances: the canary, then turns, whose size schedule.py decides. Pure.
 
 Groups of instances change in batches. The first group of a deployment is its canary and changes alone; deployments
 change one after another, those that give up a model name last, and removals come at the end. No batch reduces the

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put the groups of all deployments in turns that never leave a service with too few engines. Pure.
 
+A turn has as many groups of a deployment as rollout_serial says, and as capacity allows (_fitting).
+
 Deployments change one after another. One that must wait until another one serves more gives way to it: a deployment
 that gives up a model name waits for the one that gets it.
 """
