@@ -301,7 +301,7 @@ def test_it_ends_the_run_and_says_what_to_do(name: str, tmp_path: Path, playbook
     words = " ".join(output.split())
     assert [text for text in mistake.said if text not in words] == [], output
     assert "Traceback" not in output
-    assert not contacted.exists()
+    assert not contacted.exists(), "a host was contacted"
     assert written(tmp_path / "mine") == before
 
 
@@ -314,7 +314,7 @@ def test_the_marker_works(tmp_path: Path, playbooks: Playbooks) -> None:
     mistake = Mistake((), offline=False)
     MISTAKES["none"] = mistake
     try:
-        with pytest.raises(AssertionError, match="exists"):
+        with pytest.raises(AssertionError, match="a host was contacted"):
             test_it_ends_the_run_and_says_what_to_do("none", tmp_path, playbooks)
     finally:
         del MISTAKES["none"]

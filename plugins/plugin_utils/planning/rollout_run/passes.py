@@ -49,10 +49,7 @@ def refuse_other_runs(state: RunInputs) -> RunInputs:
 
 
 def read_fleet(state: RunInputs) -> DesiredRun:
-    """Add what the inventory wants of each host, and what was observed.
-
-    Raise FleetError for unknown variables, which were noticed while they were read, and for unknown or wrong keys.
-    """
+    """Add what each host is wanted to have, and what was observed; raise FleetError for unknown variables and keys."""
     offline = state.options["offline"]
     fleet = build_fleet(state.hosts, state.groups, state.gpus, offline, state.problems)
     return extend(DesiredRun, state, fleet=fleet)
